@@ -1,0 +1,138 @@
+// The cache: which tokens are front, packed and recent; owns pages, sequences and statistics.
+//
+// A step is: begin_step (all allocation and bookkeeping, one thread), then for each layer write and attend (any number
+// of threads, each calling with its own `thread`; all writes of a layer end before its first attend begins), then
+// end_step. The simple form for one thread is `append_and_attend`. Sequences are named by the caller.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvmosaic/footprint.h"
+#include "kvmosaic/method.h"
+#include "kvmosaic/shape.h"
+#include "kvmosaic/status.h"
+
+namespace kvmosaic {
+
+using SeqId = int32_t;
+
+// What a row sees of the rows that arrive with it (DESIGN.md section 13, "Chunks").
+enum class StepMode : uint8_t {
+    decode, // exactly what it would see if the rows came one at a time
+    chunk,  // rows of one step see each other raw and everything older packed
+};
+
+struct CacheOptions {
+    int64_t max_rows = 0;      // per sequence; 0: no limit
+    int64_t max_bytes = 0;     // of the arena; 0: no limit
+    StepMode step = StepMode::decode;
+    bool reference = false;    // use the plain double-precision kernels (tests, doubt)
+    std::string isa;           // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
+    bool poison = false;       // fill memory with 0xFF before use (tests)
+};
+
+// One row of a step. The same row may belong to several sequences (a shared prompt).
+struct StepRow {
+    int32_t position = 0;            // RoPE position; never below the sequence's last
+    std::span<const SeqId> sequences; // at least one
+};
+
+// Rows of a tensor: element d of head h of row t is at base[t * row_stride + h * head_stride + d].
+struct RowsF32 {
+    const float* base = nullptr;
+    int64_t row_stride = 0, head_stride = 0; // in elements
+    const float* at(int64_t row, int64_t head) const { return base + row * row_stride + head * head_stride; }
+};
+
+struct AttendArgs {
+    float scale = 1.0f;           // of q . k
+    float soft_cap = 0.0f;        // c tanh(x / c) on scaled scores; 0: none
+    const float* sinks = nullptr; // [H] extra logit in the softmax denominator, or null
+    int32_t window = 0;           // a row sees at most this many positions including its own; 0: all
+    bool causal = true;
+};
+
+struct Thread {
+    int32_t index = 0, count = 1;
+};
+
+// How the packed segments were read.
+enum class Path : uint8_t { raw, restore, fused, reference };
+const char* name_of(Path p);
+
+// The plan and bytes of one sealed page, for `inspect` and tests.
+struct PageView {
+    const PageLayout* layout = nullptr;
+    const uint8_t* bytes = nullptr; // layout->bytes, valid until the next step or sequence operation
+    int32_t rows = 0;               // filled so far
+};
+
+class Cache {
+public:
+    static Result<std::unique_ptr<Cache>> create(const ModelShape& shape, std::string_view spec,
+                                                 const CacheOptions& options = {});
+    ~Cache();
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+
+    const ModelShape& shape() const;
+    const Method& method() const;
+    Path path() const;
+    const char* isa() const; // of the kernels in use; "reference" for the reference kernels
+
+    // ---- sequences (between steps) ----
+    std::vector<SeqId> sequences() const;
+    int64_t rows(SeqId seq) const;                           // 0 for an unknown sequence
+    std::span<const int32_t> positions(SeqId seq) const;     // [rows]
+    Status fork(SeqId from, SeqId to);                       // `to` becomes equal to `from`; shares pages
+    // Keeps the first `rows` rows. A cut into a sealed page returns the kept rows of that page to raw (decoded values),
+    // to be sealed again at the same edges; statistics are kept unless the first page goes.
+    Status truncate(SeqId seq, int64_t rows);
+    void remove(SeqId seq);
+    void clear();
+
+    // ---- a step ----
+    // Whether the rows would fit (limits), without changing anything.
+    Status can_append(std::span<const StepRow> rows) const;
+    // Places the rows and reserves the worst case of every seal they trigger. On an error nothing has changed.
+    Status begin_step(std::span<const StepRow> rows);
+    // Stores K and V of the step's rows, updates statistics, seals what is due. k: [rows, G, Dk], v: [rows, G, Dv],
+    // q: [rows, H, Dk], all after RoPE. Does not allocate.
+    void write(int32_t layer, RowsF32 q, RowsF32 k, RowsF32 v, Thread thread = {});
+    // out: [rows, H, Dv] dense. A layer that borrows K/V passes the owner as `layer` and its own q.
+    // `call` separates several attends of one layer in a step (borrowed layers): 0, 1, ...
+    void attend(int32_t layer, RowsF32 q, const AttendArgs& args, float* out, Thread thread = {}, int32_t call = 0);
+    // Returns what the step no longer needs. Called by begin_step too, and safe to call twice.
+    void end_step();
+    // begin_step, then for the one layer write and attend on this thread. Tests and simple engines.
+    Status append_and_attend(int32_t layer, std::span<const StepRow> rows, RowsF32 q, RowsF32 k, RowsF32 v,
+                             const AttendArgs& args, float* out);
+
+    // ---- looking in (between steps) ----
+    Footprint footprint() const;
+    int64_t packed_rows(SeqId seq, int32_t layer, Side side) const; // beyond the front
+    int64_t pages(SeqId seq, int32_t layer, Side side) const;       // pages that hold packed rows
+    PageView page(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t index) const;
+    // Decodes rows [first, first + count) of a side as attend sees them: packed rows from their codes, others from
+    // their raw form. out: [count][D].
+    void decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count, float* out) const;
+
+    // ---- state (between steps) ----
+    // One sequence as bytes: header (magic, version, spec, shape), positions, statistics, pages. Two calls without a
+    // step between give equal bytes.
+    std::vector<uint8_t> save(SeqId seq) const;
+    // Replaces `seq`. Refuses bytes of another spec, shape or version, or that contradict themselves, naming the field.
+    Status load(SeqId seq, std::span<const uint8_t> bytes);
+
+private:
+    struct Impl;
+    explicit Cache(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace kvmosaic

@@ -1,0 +1,124 @@
+// A method decides; it knows no kernels, memory or backends. Pure: same inputs, same plan.
+// One method is one file in src/methods/ and one row in methods.def (docs/adding-a-method.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvmosaic/shape.h"
+#include "kvmosaic/status.h"
+#include "kvmosaic/store.h"
+
+namespace kvmosaic {
+
+// Token regions of one side. The first `front` rows stay raw for good. Of the others the newest `keep` stay raw; when
+// keep + flush are raw, the oldest `flush` are packed. flush = 0: nothing is ever packed.
+struct Window {
+    int32_t front = 0; // 0..4096
+    int32_t keep = 0;  // 0..65536
+    int32_t flush = 0; // 0, or a divisor of kPageTokens
+    bool operator==(const Window&) const = default;
+
+    // Rows packed (front not counted) once `rows` rows beyond the front exist, starting from `packed` of them.
+    int64_t packed_after(int64_t packed, int64_t rows) const {
+        if (flush == 0 || rows - packed < keep + flush) return packed;
+        return packed + (rows - packed - keep) / flush * flush;
+    }
+};
+
+// A method's decision for one layer, KV head and side. `store`, `raw` and `window` are fixed when a cache is made;
+// `ladder` and `channels` are decided at every seal by methods with a tiered store.
+struct SidePlan {
+    StoreSpec store;               // of packed pages
+    RawType raw = RawType::f16;    // of front and recent rows; plans and codes are made from these
+    Window window;
+    Ladder ladder;                 // tiered: widths, widest first
+    std::vector<uint16_t> channels; // tiered: [D] channel at each ladder position, a permutation
+};
+
+// Query statistics of one KV head, over the rows of its own sequence up to the row that triggers the seal.
+struct QueryStats {
+    const float* abs_sum = nullptr; // [D] sum of |q| over rows and the head's query heads, fp32, token then head order
+    int64_t count = 0;              // how many q vectors went in
+};
+
+struct PlanInput {
+    Side side = Side::key;
+    int32_t layer = 0, kv_head = 0;
+    int64_t block = 0;             // index of the flushed block, from 0
+    const float* rows = nullptr;   // [count][D] the block's raw rows, as stored
+    int64_t count = 0;
+    int32_t dim = 0;
+    QueryStats query;              // key side
+};
+
+// One option of a method: the one place its name, range, default and help stand (spec, --help, JSON, docs).
+struct OptionInfo {
+    enum class Kind { integer, real, choice };
+    std::string name;
+    Kind kind = Kind::integer;
+    std::string fallback;             // default, as text
+    double min = 0, max = 0;          // inclusive, for numbers
+    std::vector<std::string> choices; // for choice, and for numbers that allow only these
+    std::string help;
+};
+
+struct MethodInfo {
+    std::string name;
+    std::string summary; // one line
+    std::string paper;   // title, year, identifier; "-" for formats without one
+    std::vector<OptionInfo> options;
+    bool uses_query = false; // statistics of q are kept for it
+};
+
+// Values of a spec's options after defaults, by name, as text that parses.
+class OptionValues {
+public:
+    void set(std::string name, std::string value) { values_[std::move(name)] = std::move(value); }
+    bool has(std::string_view name) const { return values_.find(name) != values_.end(); }
+    const std::string& text(std::string_view name) const { return values_.find(name)->second; }
+    int32_t integer(std::string_view name) const;
+    double real(std::string_view name) const;
+    const std::map<std::string, std::string, std::less<>>& all() const { return values_; }
+
+private:
+    std::map<std::string, std::string, std::less<>> values_;
+};
+
+enum class QueryScope : uint8_t { running, window };   // all queries so far, or those since the last seal
+enum class MapScope : uint8_t { block, first_step };   // one plan per block, or one for all blocks the first step seals
+
+class Method {
+public:
+    virtual ~Method() = default;
+    virtual const MethodInfo& info() const = 0;
+    // The fixed part of the plan. `layer`, `kv_head` are those of the model.
+    virtual SidePlan initial(Side side, int32_t layer, int32_t kv_head, int32_t dim) const = 0;
+    // Decides ladder and channels of the block (tiered stores only). Never fails; later tokens never enter.
+    virtual void plan(const PlanInput& in, SidePlan* plan) const { (void)in, (void)plan; }
+    // Widths that plan() may use, for reserving the worst case; empty for stores that are not tiered.
+    virtual std::vector<uint8_t> widths(Side side) const { return (void)side, std::vector<uint8_t>{}; }
+    virtual QueryScope query_scope() const { return QueryScope::running; }
+    virtual MapScope map_scope() const { return MapScope::block; }
+    // Called once with the model's shape; refuses what the method cannot serve.
+    virtual Status accept(const ModelShape& shape) const { return (void)shape, Status(); }
+
+    const std::string& spec() const { return spec_; } // canonical: options that differ from their defaults, in order
+
+private:
+    friend Result<std::unique_ptr<Method>> open_method(std::string_view spec);
+    std::string spec_;
+};
+
+// Parses `name[:option=value,...]` and makes the method. Errors name the option, the value and the allowed range, and
+// suggest the nearest name.
+Result<std::unique_ptr<Method>> open_method(std::string_view spec);
+
+// Every registered method, in the order of methods.def.
+const std::vector<const MethodInfo*>& methods();
+
+} // namespace kvmosaic

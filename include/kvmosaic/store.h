@@ -1,0 +1,123 @@
+// Where each bit of a page lies. Plain data and arithmetic; kernels, the footprint, `inspect` and docs/format.md
+// all read the PageLayout made here, so that no byte count is typed in by hand anywhere.
+//
+// A page holds kPageTokens tokens of one KV head and side as a matrix [lane][depth]:
+//   key side:   lane = token, depth = channel      (the score sums over channels)
+//   value side: lane = channel, depth = token      (the mix sums over tokens)
+// Codes: lane blocks of 8 lanes, one after the other; in a lane block the tiers of the ladder, widest first; in a
+// tier chunks of granule(bits) depth; in a chunk bit planes of 4, 2 or 1 bits, low bits first. One 32-byte vector
+// of a plane: byte 4*i + j belongs to lane i of the block, depth 4*quad + j; quads lie in bit fields of the byte.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kvmosaic/numeric.h"
+#include "kvmosaic/shape.h"
+#include "kvmosaic/status.h"
+
+namespace kvmosaic {
+
+inline constexpr int32_t kPageTokens = 128;
+inline constexpr int32_t kLaneBlock = 8;
+inline constexpr int32_t kMaxTiers = 8;
+inline constexpr int32_t kMaxHeadDim = 512;
+
+enum class StoreKind : uint8_t {
+    raw,    // elements as they came, rounded to RawType; [token][channel]
+    grid,   // one width for all channels
+    tiered, // a ladder of widths over channels, with a channel map in the page (key side)
+};
+enum class Axis : uint8_t { tokens, channels }; // along which the values that share a scale lie
+
+// One step of a ladder: `channels` live channels (depth) stored with `bits` each.
+struct Tier {
+    uint8_t bits = 0; // 0, 1, 2, 3, 4, 6, 8 or 16 (16: raw f16 channels)
+    uint16_t channels = 0;
+    bool operator==(const Tier&) const = default;
+};
+
+// Tiers of a page, widest first, at most one of each width.
+struct Ladder {
+    std::array<Tier, kMaxTiers> tiers{};
+    uint8_t count = 0;
+    static Ladder uniform(uint8_t bits, uint16_t channels);
+    void push(uint8_t bits, uint16_t channels); // a tier without channels is left out
+    bool operator==(const Ladder&) const = default;
+};
+
+// All that is needed to read a page, nothing about why.
+struct StoreSpec {
+    StoreKind kind = StoreKind::raw;
+    RawType raw = RawType::f16;          // raw store: type of the elements
+    uint8_t bits = 0;                    // grid: the width
+    Axis axis = Axis::tokens;            // where a group runs; key tokens / value channels (along the lanes)
+    uint16_t group = 32;                 // values per scale; a multiple of 8; the last group may be shorter
+    ParamType params = ParamType::f16;   // type of scales and offsets
+    bool operator==(const StoreSpec&) const = default;
+};
+
+bool is_width(int bits);     // 1, 2, 3, 4, 6, 8
+int32_t granule(int bits);   // depth that a tier of this width is padded to: 32, 16, 32, 8, 16, 8
+
+// One coded tier inside a lane block.
+struct TierLayout {
+    uint8_t bits = 0;
+    uint16_t live = 0;        // channels with data
+    uint16_t padded = 0;      // live rounded up to granule(bits); the rest are dead, s = z = 0
+    uint16_t first = 0;       // position of its first channel in the ladder order (index into the channel map)
+    uint16_t param_first = 0; // column of its first scale in the [groups][coded] arrays
+    uint32_t offset = 0;      // of its codes, bytes from the start of a lane block; padded * bits long
+};
+
+struct PageLayout {
+    StoreKind kind = StoreKind::raw;
+    Side side = Side::key;
+    RawType raw = RawType::f16;
+    ParamType params = ParamType::f16;
+    uint16_t dim = 0;               // D
+    uint16_t tokens = kPageTokens;  // rows the page can hold (fewer only for the front segment)
+    uint16_t lanes = 0, depth = 0;  // live extents of the matrix
+    uint16_t lane_blocks = 0;       // ceil(lanes / 8)
+    uint16_t group = 0, groups = 0; // lanes per scale, scales per depth
+    uint8_t tier_count = 0;         // coded tiers
+    std::array<TierLayout, kMaxTiers> tiers{};
+    uint16_t coded = 0;             // padded depth that has scales: columns of the parameter arrays
+    uint16_t zero_bits = 0;         // channels in a 0-bit tier (offset only); their column is in the arrays too
+    uint16_t raw_depth = 0;         // channels in the 16-bit tier: the first raw_depth of the ladder order
+    uint32_t lane_block_bytes = 0;  // stride of a lane block
+    uint32_t raw_offset = 0;        // [raw_depth][lanes] f16
+    uint32_t scale_offset = 0;      // [groups][coded] of params
+    uint32_t zero_offset = 0;       // [groups][coded] of params
+    uint32_t map_offset = 0, map_bytes = 0; // [D] channel at each ladder position; u8, or u16 from D 257 on
+    uint32_t bytes = 0;             // the whole page, a multiple of kPageAlign
+
+    double true_bits() const { return 8.0 * bytes / (double(tokens) * dim); } // all of it, padding included
+};
+inline constexpr uint32_t kPageAlign = 32;
+
+// Layout of a page of `spec` with this ladder (grid stores ignore the ladder).
+// Preconditions (checked by `validate`): 1 <= dim <= kMaxHeadDim, the ladder's channels add up to dim.
+PageLayout layout(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder = {});
+// Raw rows [tokens][dim]: the front segment (tokens = front) and the pages of the recent region.
+PageLayout raw_layout(RawType type, Side side, int32_t dim, int32_t tokens = kPageTokens);
+// Largest page that `spec` can need for this head size over all ladders drawn from `widths` (tiered), in bytes.
+uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const std::vector<uint8_t>& widths);
+
+// ok, or the field and its allowed range.
+Status validate(const StoreSpec& spec, Side side, int32_t dim);
+Status validate(const Ladder& ladder, int32_t dim);
+
+// Where the code of (lane, depth position in the tier) lies: byte and shift of each plane. For the reference
+// kernels, `inspect` and the format documentation; fast kernels walk vectors instead.
+struct CodeSite {
+    uint32_t byte = 0;  // from the start of the page
+    uint8_t shift = 0;  // bit position in the byte
+    uint8_t width = 0;  // bits of this plane
+    uint8_t weight = 0; // bit position of the plane's lowest bit in the code
+};
+// Fills up to 2 sites and returns how many. lane < lanes, 0 <= pos < tier.padded.
+int code_sites(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos, CodeSite out[2]);
+
+} // namespace kvmosaic

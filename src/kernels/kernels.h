@@ -1,0 +1,62 @@
+// The kernels that the cache calls, as a table of functions per instruction set. Kernels know stores and head sizes;
+// they know no methods, windows or sequences. All entries are thread-safe and allocate nothing.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kvmosaic/store.h"
+
+namespace kvmosaic::kernels {
+
+struct Counters {
+    int64_t non_finite = 0, saturated = 0;
+};
+
+// Softmax state of rows over a part of the context (FlashAttention's online softmax, arXiv 2205.14135):
+// m = running maximum, l = sum of exp(s - m), o = sum of exp(s - m) v. Empty: m = -inf, l = 0, o = 0.
+struct RowState {
+    float m, l;
+};
+
+struct Table {
+    const char* isa;
+
+    // Encodes `n` rows of a page. rows: [n][dim] fp32, finite, in token order, to become rows first .. first + n - 1.
+    // Key pages: first and n are multiples of the group, or the rows complete the page. Value pages: any n.
+    // `channels`: [dim] ladder order for tiered layouts, null for grid. The page was zeroed when it was opened.
+    // Numerics contract: DESIGN.md section 9; codes and metadata equal the reference bit for bit.
+    void (*encode)(const PageLayout& page, const uint16_t* channels, const float* rows, int32_t first, int32_t n,
+                   uint8_t* bytes);
+    // Decodes rows first .. first + n - 1 to fp32, channels in model order. out: [n][stride], dim values a row.
+    void (*restore)(const PageLayout& page, const uint8_t* bytes, int32_t first, int32_t n, float* out, int64_t stride);
+
+    // Raw rows. store_raw replaces NaN by 0 and infinities by the largest finite value, saturates, and counts both.
+    void (*load_raw)(RawType type, const uint8_t* rows, int32_t n, int32_t dim, float* out, int64_t stride);
+    void (*store_raw)(RawType type, const float* x, int32_t dim, uint8_t* row, Counters* counters);
+    // sum[d] += |round(q[d])| with q rounded to `type` first (non-finite q counts as 0), one vector.
+    void (*add_abs)(RawType type, const float* q, int32_t dim, float* sum);
+
+    // s[r][t] = scale * (q[r] . k[t]); q: [nq][dim] dense; k: [n][k_stride]; s: [nq][s_stride]. The order of sums of one
+    // (r, t) depends on dim alone, never on nq or n.
+    void (*scores)(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale,
+                   float* s, int64_t s_stride);
+    // One row: s[0..n) become exp(s - m'), state moves to m', o is rescaled. n may be 0.
+    void (*softmax)(float* s, int32_t n, RowState* state, float* o, int32_t dim);
+    // o[r] += sum over t in [lo[r], hi[r]) of p[r][t] v[t], in order of t; o: [nq][o_stride].
+    void (*mix)(const float* p, int64_t p_stride, const int32_t* lo, const int32_t* hi, int32_t nq, const float* v,
+                int64_t v_stride, int32_t dim, float* o, int64_t o_stride);
+};
+
+// Tables that this machine can run, best last; the scalar one is always first.
+const std::vector<const Table*>& available();
+// "" gives the best one, or the one that KVMOSAIC_ISA names. Null when the name is unknown or this machine lacks it.
+const Table* find(std::string_view isa);
+// Plain loops, double accumulation: the specification in code (src/kernels/ref/).
+const Table& reference();
+
+// Adds the state of a later part of the context to (a, oa): order matters for bits, not for meaning.
+void merge(RowState* a, float* oa, const RowState& b, const float* ob, int32_t dim);
+
+} // namespace kvmosaic::kernels
