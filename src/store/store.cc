@@ -1,0 +1,236 @@
+#include "kvmosaic/store.h"
+
+#include <algorithm>
+#include <string>
+
+namespace kvmosaic {
+namespace {
+
+uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
+uint32_t ceil_div(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
+
+// Adds a coded tier behind the ones that are there.
+void add_tier(PageLayout* page, uint8_t bits, uint16_t live, uint16_t first) {
+    TierLayout& tier = page->tiers[page->tier_count++];
+    tier.bits = bits;
+    tier.live = live;
+    tier.padded = uint16_t(round_up(live, uint32_t(granule(bits))));
+    tier.first = first;
+    tier.param_first = page->coded;
+    tier.offset = page->lane_block_bytes;
+    page->coded = uint16_t(page->coded + tier.padded);
+    page->lane_block_bytes += uint32_t(tier.padded) * bits;
+}
+
+// Offsets of everything behind the codes. Codes are a multiple of 32 bytes and raw channels of 2 * lanes.
+void place_arrays(PageLayout* page) {
+    page->raw_offset = page->lane_blocks * page->lane_block_bytes;
+    page->scale_offset = page->raw_offset + uint32_t(page->raw_depth) * page->lanes * bytes_of(RawType::f16);
+    const uint32_t params = uint32_t(page->groups) * page->coded * bytes_of(page->params);
+    page->zero_offset = page->scale_offset + params;
+    page->map_offset = page->zero_offset + params;
+    if (page->kind == StoreKind::tiered) {
+        const uint32_t element = page->dim > 256 ? 2 : 1;
+        page->map_offset = round_up(page->map_offset, element);
+        page->map_bytes = page->dim * element;
+    }
+    page->bytes = round_up(page->map_offset + page->map_bytes, kPageAlign);
+}
+
+PageLayout empty_layout(const StoreSpec& spec, Side side, int32_t dim) {
+    PageLayout page;
+    page.kind = spec.kind;
+    page.side = side;
+    page.raw = spec.raw;
+    page.params = spec.params;
+    page.dim = uint16_t(dim);
+    page.lanes = uint16_t(side == Side::key ? kPageTokens : dim);
+    page.depth = uint16_t(side == Side::key ? dim : kPageTokens);
+    page.lane_blocks = uint16_t(ceil_div(page.lanes, kLaneBlock));
+    page.group = spec.group;
+    page.groups = uint16_t(ceil_div(page.lanes, spec.group));
+    return page;
+}
+
+Status bad(const std::string& what) { return Status(StatusCode::invalid_argument, what); }
+
+} // namespace
+
+bool is_width(int bits) { return bits == 1 || bits == 2 || bits == 3 || bits == 4 || bits == 6 || bits == 8; }
+
+int32_t granule(int bits) {
+    switch (bits) {
+    case 1:
+    case 3:
+        return 32;
+    case 2:
+    case 6:
+        return 16;
+    case 4:
+    case 8:
+        return 8;
+    default:
+        return 1; // 0 and 16 bits have no code planes
+    }
+}
+
+Ladder Ladder::uniform(uint8_t bits, uint16_t channels) {
+    Ladder ladder;
+    ladder.push(bits, channels);
+    return ladder;
+}
+
+void Ladder::push(uint8_t bits, uint16_t channels) {
+    if (channels == 0 || count == kMaxTiers) return;
+    tiers[count++] = Tier{bits, channels};
+}
+
+PageLayout raw_layout(RawType type, Side side, int32_t dim, int32_t tokens) {
+    PageLayout page;
+    page.kind = StoreKind::raw;
+    page.side = side;
+    page.raw = type;
+    page.dim = uint16_t(dim);
+    page.tokens = uint16_t(tokens);
+    page.lanes = uint16_t(side == Side::key ? tokens : dim);
+    page.depth = uint16_t(side == Side::key ? dim : tokens);
+    page.bytes = round_up(uint32_t(tokens) * uint32_t(dim) * bytes_of(type), kPageAlign);
+    page.scale_offset = page.zero_offset = page.map_offset = page.bytes;
+    return page;
+}
+
+PageLayout layout(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder) {
+    if (spec.kind == StoreKind::raw) return raw_layout(spec.raw, side, dim);
+    PageLayout page = empty_layout(spec, side, dim);
+    if (spec.kind == StoreKind::grid) {
+        add_tier(&page, spec.bits, page.depth, 0);
+    } else {
+        uint16_t first = 0;
+        for (int i = 0; i < ladder.count; ++i) {
+            const Tier& tier = ladder.tiers[size_t(i)];
+            if (tier.bits == 16)
+                page.raw_depth = tier.channels;
+            else if (tier.bits == 0)
+                page.zero_bits = tier.channels;
+            else
+                add_tier(&page, tier.bits, tier.channels, first);
+            first = uint16_t(first + tier.channels);
+        }
+        page.coded = uint16_t(page.coded + page.zero_bits); // their columns are the last ones
+    }
+    place_arrays(&page);
+    return page;
+}
+
+// A page's size is a sum over widths of a cost that grows with the number of channels of that width, and is rounded up
+// at the end. So the largest sum is found exactly by dynamic programming over channels spent: a coded tier gains only
+// at the first channel of each granule, the widths without padding (16 and 0) take what is left, one of them all of it.
+uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const std::vector<uint8_t>& widths) {
+    if (spec.kind != StoreKind::tiered) return layout(spec, side, dim).bytes;
+    static const std::vector<uint8_t> kAll = {16, 8, 6, 4, 3, 2, 1, 0};
+    const std::vector<uint8_t>& used = widths.empty() ? kAll : widths;
+    PageLayout page = empty_layout(spec, side, dim);
+    const uint32_t column = 2 * page.groups * bytes_of(page.params);
+    std::vector<uint32_t> best(size_t(dim) + 1, 0); // [channels spent] most bytes, at most that many channels
+    uint32_t linear = 0;
+    for (size_t w = 0; w < used.size(); ++w) {
+        const int bits = used[w];
+        if (std::find(used.begin(), used.begin() + std::ptrdiff_t(w), used[w]) != used.begin() + std::ptrdiff_t(w))
+            continue; // named twice
+        if (bits == 16) linear = std::max(linear, page.lanes * bytes_of(RawType::f16));
+        if (bits == 0) linear = std::max(linear, column);
+        if (!is_width(bits)) continue;
+        const int32_t step = granule(bits);
+        const uint32_t chunk = uint32_t(step) * (page.lane_blocks * uint32_t(bits) + column);
+        for (int32_t spent = dim; spent >= 1; --spent) {
+            for (int32_t n = 1, chunks = 1; n <= spent; n += step, ++chunks)
+                best[size_t(spent)] = std::max(best[size_t(spent)], best[size_t(spent - n)] + uint32_t(chunks) * chunk);
+        }
+    }
+    uint32_t most = 0;
+    for (int32_t spent = 0; spent <= dim; ++spent)
+        most = std::max(most, best[size_t(spent)] + uint32_t(dim - spent) * linear);
+    const uint32_t element = dim > 256 ? 2 : 1;
+    return round_up(round_up(most, element) + uint32_t(dim) * element, kPageAlign);
+}
+
+Status validate(const StoreSpec& spec, Side side, int32_t dim) {
+    if (dim < 1 || dim > kMaxHeadDim)
+        return bad("head size = " + std::to_string(dim) + ": must be from 1 to " + std::to_string(kMaxHeadDim));
+    if (spec.kind == StoreKind::raw) return Status();
+    if (spec.kind == StoreKind::grid && !is_width(spec.bits))
+        return bad("bits = " + std::to_string(spec.bits) + ": must be 1, 2, 3, 4, 6 or 8");
+    if (spec.kind == StoreKind::tiered && side == Side::value)
+        return Status(StatusCode::unsupported,
+                      "store = tiered on the value side: not available yet; allowed: key side");
+    const Axis along_lanes = side == Side::key ? Axis::tokens : Axis::channels;
+    if (spec.axis != along_lanes)
+        return Status(
+            StatusCode::unsupported,
+            std::string("axis = ") + (spec.axis == Axis::tokens ? "tokens" : "channels") + " on the " + name_of(side) +
+                " side: not available yet; allowed: " + (along_lanes == Axis::tokens ? "tokens" : "channels"));
+    const int32_t most = spec.axis == Axis::tokens ? kPageTokens : kMaxHeadDim;
+    if (spec.group < 8 || spec.group > most || spec.group % 8 != 0)
+        return bad("group = " + std::to_string(spec.group) + ": must be a multiple of 8 from 8 to " +
+                   std::to_string(most));
+    return Status();
+}
+
+Status validate(const Ladder& ladder, int32_t dim) {
+    if (ladder.count < 1 || ladder.count > kMaxTiers)
+        return bad("ladder: has " + std::to_string(ladder.count) + " tiers, must have 1 to " +
+                   std::to_string(kMaxTiers));
+    int32_t sum = 0;
+    for (int i = 0; i < ladder.count; ++i) {
+        const Tier& tier = ladder.tiers[size_t(i)];
+        const std::string where = "ladder tier " + std::to_string(i) + ": ";
+        if (tier.bits != 0 && tier.bits != 16 && !is_width(tier.bits))
+            return bad(where + "bits = " + std::to_string(tier.bits) + ", must be 0, 1, 2, 3, 4, 6, 8 or 16");
+        if (i > 0 && tier.bits >= ladder.tiers[size_t(i) - 1].bits)
+            return bad(where + "bits = " + std::to_string(tier.bits) + ", must be below the " +
+                       std::to_string(ladder.tiers[size_t(i) - 1].bits) + " of the tier before (widest first)");
+        if (tier.channels < 1) return bad(where + "has no channels, must have at least 1");
+        sum += tier.channels;
+    }
+    if (sum != dim)
+        return bad("ladder: its channels add up to " + std::to_string(sum) + ", must be the head size " +
+                   std::to_string(dim));
+    return Status();
+}
+
+int code_sites(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos, CodeSite out[2]) {
+    const int32_t chunk = granule(tier.bits);
+    const uint32_t base = uint32_t(lane / kLaneBlock) * page.lane_block_bytes + tier.offset +
+                          uint32_t(pos / chunk) * uint32_t(chunk) * tier.bits;
+    const int32_t in_chunk = pos % chunk;
+    // A plane of `width` bits whose first vector lies `start` bytes into the chunk.
+    const auto site = [&](uint32_t start, int width, int weight) {
+        const int32_t per_vector = 32 / width, d = in_chunk % per_vector;
+        const uint32_t vector = base + start + uint32_t(in_chunk / per_vector) * 32;
+        return CodeSite{vector + uint32_t(4 * (lane % kLaneBlock) + d % 4), uint8_t(width * (d / 4)), uint8_t(width),
+                        uint8_t(weight)};
+    };
+    switch (tier.bits) {
+    case 1:
+    case 2:
+    case 4:
+        out[0] = site(0, tier.bits, 0);
+        return 1;
+    case 3:
+        out[0] = site(0, 2, 0);
+        out[1] = site(64, 1, 2);
+        return 2;
+    case 6:
+        out[0] = site(0, 4, 0);
+        out[1] = site(64, 2, 4);
+        return 2;
+    case 8:
+        out[0] = site(0, 4, 0);
+        out[1] = site(32, 4, 4);
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+} // namespace kvmosaic
