@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "kvmosaic/options.h"
 #include "kvmosaic/shape.h"
 #include "kvmosaic/status.h"
 #include "kvmosaic/store.h"
@@ -56,37 +56,12 @@ struct PlanInput {
     QueryStats query;              // key side
 };
 
-// One option of a method: the one place its name, range, default and help stand (spec, --help, JSON, docs).
-struct OptionInfo {
-    enum class Kind { integer, real, choice };
-    std::string name;
-    Kind kind = Kind::integer;
-    std::string fallback;             // default, as text
-    double min = 0, max = 0;          // inclusive, for numbers
-    std::vector<std::string> choices; // for choice, and for numbers that allow only these
-    std::string help;
-};
-
 struct MethodInfo {
     std::string name;
     std::string summary; // one line
     std::string paper;   // title, year, identifier; "-" for formats without one
     std::vector<OptionInfo> options;
     bool uses_query = false; // statistics of q are kept for it
-};
-
-// Values of a spec's options after defaults, by name, as text that parses.
-class OptionValues {
-public:
-    void set(std::string name, std::string value) { values_[std::move(name)] = std::move(value); }
-    bool has(std::string_view name) const { return values_.find(name) != values_.end(); }
-    const std::string& text(std::string_view name) const { return values_.find(name)->second; }
-    int32_t integer(std::string_view name) const;
-    double real(std::string_view name) const;
-    const std::map<std::string, std::string, std::less<>>& all() const { return values_; }
-
-private:
-    std::map<std::string, std::string, std::less<>> values_;
 };
 
 enum class QueryScope : uint8_t { running, window };   // all queries so far, or those since the last seal

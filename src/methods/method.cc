@@ -1,0 +1,101 @@
+#include "methods/method.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvmosaic {
+
+OptionInfo front_option(const char* fallback) {
+    return {.name = "front",
+            .fallback = fallback,
+            .min = 0,
+            .max = 4096,
+            .choices = {},
+            .help = "first tokens kept raw for good",
+            .word = ""};
+}
+
+OptionInfo keep_option() {
+    return {.name = "keep",
+            .fallback = "0",
+            .min = 0,
+            .max = 65536,
+            .choices = {},
+            .help = "newest tokens kept raw beyond what the method itself waits for",
+            .word = ""};
+}
+
+OptionInfo group_option() {
+    return {.name = "group",
+            .fallback = "32",
+            .choices = {"8", "16", "32", "64", "128"},
+            .help = "values that share a scale and an offset",
+            .word = ""};
+}
+
+OptionInfo params_option() {
+    return {.name = "params",
+            .kind = OptionInfo::Kind::choice,
+            .fallback = "f16",
+            .choices = {"f16", "bf16", "f8e4m3"},
+            .help = "type of scales and offsets",
+            .word = ""};
+}
+
+OptionInfo bits_option(const char* name, const char* help) {
+    return {.name = name, .fallback = "2", .choices = {"1", "2", "3", "4", "6", "8"}, .help = help, .word = ""};
+}
+
+ParamType params_of(const OptionValues& values) {
+    const std::string& name = values.text("params");
+    return name == "bf16" ? ParamType::bf16 : name == "f8e4m3" ? ParamType::f8e4m3 : ParamType::f16;
+}
+
+StoreSpec raw_store(RawType type) {
+    StoreSpec spec;
+    spec.kind = StoreKind::raw;
+    spec.raw = type;
+    return spec;
+}
+
+StoreSpec key_store(StoreKind kind, uint8_t bits, const OptionValues& values) {
+    StoreSpec spec;
+    spec.kind = kind;
+    spec.bits = bits;
+    spec.axis = Axis::tokens;
+    spec.group = uint16_t(values.integer("group"));
+    spec.params = params_of(values);
+    return spec;
+}
+
+StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim) {
+    StoreSpec spec = key_store(StoreKind::grid, bits, values);
+    spec.axis = Axis::channels;
+    const int32_t whole = (dim + kLaneBlock - 1) / kLaneBlock * kLaneBlock; // groups come in lane blocks
+    spec.group = uint16_t(std::min<int32_t>(spec.group, whole));
+    return spec;
+}
+
+void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan) {
+    plan->ladder = Ladder::uniform(bits, uint16_t(dim));
+    plan->channels.resize(size_t(dim));
+    std::iota(plan->channels.begin(), plan->channels.end(), uint16_t(0));
+}
+
+Status accept_stores(const Method& method, const ModelShape& shape) {
+    if (Status s = validate(shape); !s) return s;
+    for (size_t i = 0; i < shape.layers.size(); ++i) {
+        if (!shape.layers[i].has_kv()) continue;
+        for (const Side side : {Side::key, Side::value}) {
+            const int32_t dim = shape.layers[i].dim(side);
+            const SidePlan plan = method.initial(side, int32_t(i), 0, dim);
+            const Status s = validate(plan.store, side, dim);
+            if (s) continue;
+            return Status(s.code(), method.info().name + ": layer " + std::to_string(i) + ", " + name_of(side) +
+                                        "_dim " + std::to_string(dim) + ": " + s.message());
+        }
+    }
+    return Status();
+}
+
+} // namespace kvmosaic

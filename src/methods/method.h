@@ -1,0 +1,40 @@
+// What a method's file needs: its row's form, the options that methods share, and small helpers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvmosaic/method.h"
+
+namespace kvmosaic {
+
+// One registered method. The function that a row of methods.def names returns it.
+struct MethodEntry {
+    MethodInfo info;
+    // Makes the method from values that are each in range; refuses pairs that cannot work together.
+    Result<std::unique_ptr<Method>> (*make)(const OptionValues& values);
+};
+
+// Options that every method with packed pages has, so that they mean the same everywhere.
+OptionInfo front_option(const char* fallback);
+OptionInfo keep_option();
+OptionInfo group_option(); // of both sides; the value side takes min(group, head size)
+OptionInfo params_option();
+OptionInfo bits_option(const char* name, const char* help); // 1, 2, 3, 4, 6, 8; default 2
+
+ParamType params_of(const OptionValues& values);
+StoreSpec raw_store(RawType type);
+// Groups along tokens of each channel, flushes in whole groups.
+StoreSpec key_store(StoreKind kind, uint8_t bits, const OptionValues& values);
+// Groups of at most `dim` channels in each token.
+StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim);
+// The ladder {bits, dim} over channels 0, 1, ...: what a tiered plan holds before its first decision.
+void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan);
+
+// Checks the shape and each layer's stores; the default answer of Method::accept for a method with packed pages.
+Status accept_stores(const Method& method, const ModelShape& shape);
+
+inline Status bad_options(std::string message) { return Status(StatusCode::invalid_argument, std::move(message)); }
+
+} // namespace kvmosaic
