@@ -17,11 +17,11 @@ struct OptionInfo {
     enum class Kind { integer, real, choice };
     std::string name;
     Kind kind = Kind::integer;
-    std::string fallback;             // default, as text
-    double min = 0, max = 0;          // inclusive, for numbers
-    std::vector<std::string> choices; // for choice, and for numbers that allow only these
+    std::string fallback;                  // default, as text
+    double min = 0, max = 0;               // inclusive, for numbers
+    std::vector<std::string> choices = {}; // for choice, and for numbers that allow only these
     std::string help;
-    std::string word; // a word that may stand in place of a number ("off"), or empty
+    std::string word = {}; // a word that may stand in place of a number ("off"), or empty
 };
 const char* name_of(OptionInfo::Kind kind); // "integer", "real", "choice"
 // What may be given, in words: "0 to 4096", "f16, bf16 or f8e4m3", "0 to 1, or off".

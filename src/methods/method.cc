@@ -6,13 +6,7 @@
 namespace kvmosaic {
 
 OptionInfo front_option(const char* fallback) {
-    return {.name = "front",
-            .fallback = fallback,
-            .min = 0,
-            .max = 4096,
-            .choices = {},
-            .help = "first tokens kept raw for good",
-            .word = ""};
+    return {.name = "front", .fallback = fallback, .min = 0, .max = 4096, .help = "first tokens kept raw for good"};
 }
 
 OptionInfo keep_option() {
@@ -20,30 +14,25 @@ OptionInfo keep_option() {
             .fallback = "0",
             .min = 0,
             .max = 65536,
-            .choices = {},
-            .help = "newest tokens kept raw beyond what the method itself waits for",
-            .word = ""};
+            .help = "newest tokens kept raw beyond what the method itself waits for"};
 }
 
 OptionInfo group_option() {
     return {.name = "group",
             .fallback = "32",
             .choices = {"8", "16", "32", "64", "128"},
-            .help = "values that share a scale and an offset",
-            .word = ""};
+            .help = "values that share a scale and an offset"};
 }
 
-OptionInfo params_option() {
-    return {.name = "params",
-            .kind = OptionInfo::Kind::choice,
-            .fallback = "f16",
-            .choices = {"f16", "bf16", "f8e4m3"},
-            .help = "type of scales and offsets",
-            .word = ""};
+OptionInfo choice_option(const char* name, std::vector<std::string> choices, const char* help) {
+    return {
+        .name = name, .kind = OptionInfo::Kind::choice, .fallback = choices.front(), .choices = choices, .help = help};
 }
+
+OptionInfo params_option() { return choice_option("params", {"f16", "bf16", "f8e4m3"}, "type of scales and offsets"); }
 
 OptionInfo bits_option(const char* name, const char* help) {
-    return {.name = name, .fallback = "2", .choices = {"1", "2", "3", "4", "6", "8"}, .help = help, .word = ""};
+    return {.name = name, .fallback = "2", .choices = {"1", "2", "3", "4", "6", "8"}, .help = help};
 }
 
 ParamType params_of(const OptionValues& values) {

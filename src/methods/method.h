@@ -21,6 +21,7 @@ OptionInfo front_option(const char* fallback);
 OptionInfo keep_option();
 OptionInfo group_option(); // of both sides; the value side takes min(group, head size)
 OptionInfo params_option();
+OptionInfo choice_option(const char* name, std::vector<std::string> choices, const char* help); // default: the first
 OptionInfo bits_option(const char* name, const char* help); // 1, 2, 3, 4, 6, 8; default 2
 
 ParamType params_of(const OptionValues& values);

@@ -148,14 +148,7 @@ Result<std::unique_ptr<Method>> make(const OptionValues& values) {
 }
 
 OptionInfo threshold(const char* name, const char* fallback, const char* help) {
-    return {.name = name,
-            .kind = OptionInfo::Kind::real,
-            .fallback = fallback,
-            .min = 0,
-            .max = 1e9,
-            .choices = {},
-            .help = help,
-            .word = ""};
+    return {.name = name, .kind = OptionInfo::Kind::real, .fallback = fallback, .min = 0, .max = 1e9, .help = help};
 }
 
 OptionInfo share(const char* name, const char* help) {
@@ -164,18 +157,8 @@ OptionInfo share(const char* name, const char* help) {
             .fallback = "off",
             .min = 0,
             .max = 1,
-            .choices = {},
             .help = help,
             .word = "off"};
-}
-
-OptionInfo choice(const char* name, std::vector<std::string> choices, const char* help) {
-    return {.name = name,
-            .kind = OptionInfo::Kind::choice,
-            .fallback = choices.front(),
-            .choices = choices,
-            .help = help,
-            .word = ""};
 }
 
 } // namespace
@@ -189,9 +172,10 @@ const MethodEntry& mixkvq_method() {
                      threshold("mid", "1.6", "others with a score above this get 4 bits, the rest 2"),
                      share("raw_share", "instead of hi: share of the channels that stay raw, best scores first"),
                      share("mid_share", "instead of mid: share of the channels with 4 bits, next best scores"),
-                     choice("score", {"product", "scale", "query"}, "what ranks a key channel"),
-                     choice("query", {"running", "window"}, "queries that count: all so far, or since the last seal"),
-                     choice("map", {"block", "prompt"}, "one choice of channels per block, or one for a prompt"),
+                     choice_option("score", {"product", "scale", "query"}, "what ranks a key channel"),
+                     choice_option("query", {"running", "window"},
+                                   "queries that count: all so far, or since the last seal"),
+                     choice_option("map", {"block", "prompt"}, "one choice of channels per block, or one for a prompt"),
                      bits_option("v", "bits of a value code"), group_option(), front_option("4"), keep_option(),
                      params_option()},
          .uses_query = true},
