@@ -1,0 +1,96 @@
+// Raw rows and the attention state over decoded rows.
+#include <cmath>
+#include <limits>
+
+#include "kernels/ref/ref.h"
+
+namespace kvmosaic::kernels::ref {
+
+void load_raw(RawType type, const uint8_t* rows, int32_t n, int32_t dim, float* out, int64_t stride) {
+    for (int32_t t = 0; t < n; ++t) {
+        const uint8_t* row = rows + size_t(t) * size_t(dim) * bytes_of(type);
+        for (int32_t d = 0; d < dim; ++d)
+            out[t * stride + d] = load(type, row, uint32_t(d));
+    }
+}
+
+void store_raw(RawType type, const float* x, int32_t dim, uint8_t* row, Counters* counters) {
+    for (int32_t d = 0; d < dim; ++d) {
+        float v = x[d];
+        if (!std::isfinite(v)) {
+            ++counters->non_finite;
+            if (std::isnan(v)) v = 0.0f;
+        } else if ((type == RawType::f16 && std::isinf(f16_to_f32(f32_to_f16(v)))) ||
+                   (type == RawType::bf16 && std::isinf(bf16_to_f32(f32_to_bf16(v))))) {
+            ++counters->saturated;
+        }
+        store(type, row, uint32_t(d), v);
+    }
+}
+
+void add_abs(RawType type, const float* q, int32_t dim, float* sum) {
+    for (int32_t d = 0; d < dim; ++d) {
+        if (!std::isfinite(q[d])) continue;
+        float v = q[d];
+        if (type == RawType::f16) v = f16_to_f32(f32_to_f16_sat(v));
+        if (type == RawType::bf16) v = bf16_to_f32(f32_to_bf16_sat(v));
+        sum[d] += std::fabs(v);
+    }
+}
+
+void scores(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale, float* s,
+            int64_t s_stride) {
+    for (int32_t r = 0; r < nq; ++r) {
+        for (int32_t t = 0; t < n; ++t) {
+            double sum = 0.0;
+            for (int32_t d = 0; d < dim; ++d)
+                sum += double(q[int64_t(r) * dim + d]) * double(k[t * k_stride + d]);
+            s[r * s_stride + t] = float(double(scale) * sum);
+        }
+    }
+}
+
+void softmax(float* s, int32_t n, RowState* state, float* o, int32_t dim) {
+    float m = state->m;
+    for (int32_t t = 0; t < n; ++t)
+        m = s[t] > m ? s[t] : m;
+    if (m == -std::numeric_limits<float>::infinity()) { // nothing seen yet and nothing to see here
+        for (int32_t t = 0; t < n; ++t)
+            s[t] = 0.0f;
+        return;
+    }
+    const double keep = std::exp(double(state->m) - double(m)); // exp(-inf) = 0 for an empty state
+    double l = double(state->l) * keep;
+    for (int32_t t = 0; t < n; ++t) {
+        const double p = std::exp(double(s[t]) - double(m));
+        s[t] = float(p);
+        l += p;
+    }
+    for (int32_t d = 0; d < dim; ++d)
+        o[d] = float(double(o[d]) * keep);
+    *state = RowState{m, float(l)};
+}
+
+void mix(const float* p, int64_t p_stride, const int32_t* lo, const int32_t* hi, int32_t nq, const float* v,
+         int64_t v_stride, int32_t dim, float* o, int64_t o_stride) {
+    for (int32_t r = 0; r < nq; ++r) {
+        for (int32_t d = 0; d < dim; ++d) {
+            double sum = double(o[r * o_stride + d]);
+            for (int32_t t = lo[r]; t < hi[r]; ++t)
+                sum += double(p[r * p_stride + t]) * double(v[t * v_stride + d]);
+            o[r * o_stride + d] = float(sum);
+        }
+    }
+}
+
+} // namespace kvmosaic::kernels::ref
+
+namespace kvmosaic::kernels {
+
+const Table& reference() {
+    static const Table table = {"reference",  ref::encode, ref::restore, ref::load_raw, ref::store_raw,
+                                ref::add_abs, ref::scores, ref::softmax, ref::mix};
+    return table;
+}
+
+} // namespace kvmosaic::kernels
