@@ -1,0 +1,266 @@
+#include "eval/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "eval/metrics.h"
+
+namespace kvmosaic::eval {
+
+namespace {
+
+// Runs f(i) for 0 <= i < n on a few threads.
+template <typename F>
+void parallel(int32_t threads, int32_t n, const F& f) {
+    threads = std::clamp(threads > 0 ? threads : int32_t(std::thread::hardware_concurrency()), 1, std::max(1, n));
+    std::vector<std::thread> pool;
+    for (int32_t t = 0; t < threads; ++t) {
+        pool.emplace_back([&f, t, threads, n] {
+            for (int32_t i = t; i < n; i += threads)
+                f(i);
+        });
+    }
+    for (std::thread& t : pool)
+        t.join();
+}
+
+// Logits of one step of one cache, row by row, with their sums.
+struct StepLogits {
+    std::vector<const float*> rows; // [scored], null where not scored
+    std::vector<LogSum> sums;
+};
+
+struct Step {
+    std::vector<int32_t> tokens;
+    std::vector<uint8_t> wanted;  // whether the prediction made at this token is scored
+    std::vector<int32_t> targets; // the token that follows
+};
+
+class Runner {
+public:
+    Runner(const Model& model, const CompareOptions& options) : model_(model), options_(options) {}
+
+    Status open(const std::string& spec, Context* out) const {
+        ContextOptions wish;
+        wish.spec = spec;
+        wish.context = options_.window;
+        wish.ubatch = options_.ubatch;
+        wish.threads = options_.threads;
+        wish.cache.step = options_.step;
+        Result<Context> made = Context::make(model_, wish);
+        if (!made) return made.status();
+        *out = std::move(*made);
+        return {};
+    }
+
+    Status advance(Context& context, const Step& step, StepLogits* out) const {
+        if (Status bad = context.decode(step.tokens, step.wanted); !bad) return bad;
+        const int32_t n = int32_t(step.tokens.size());
+        out->rows.assign(size_t(n), nullptr);
+        out->sums.assign(size_t(n), {});
+        for (int32_t i = 0; i < n; ++i) {
+            if (step.wanted[size_t(i)]) out->rows[size_t(i)] = context.logits(i);
+        }
+        parallel(options_.threads, n, [&](int32_t i) {
+            if (out->rows[size_t(i)]) out->sums[size_t(i)] = log_sum(out->rows[size_t(i)], model_.vocab_size());
+        });
+        for (int32_t i = 0; i < n; ++i) {
+            if (out->rows[size_t(i)] && !out->sums[size_t(i)].finite) {
+                return {StatusCode::corrupt, "the model's output is not finite"};
+            }
+        }
+        return {};
+    }
+
+    // Adds the positions of one step to the result of `other` measured against `reference`.
+    void score(const Step& step, const StepLogits& reference, const StepLogits& other, WindowResult* result) const {
+        const size_t n = step.tokens.size(), first = result->nll.size();
+        std::vector<size_t> positions;
+        for (size_t i = 0; i < n; ++i) {
+            if (other.rows[i]) positions.push_back(i);
+        }
+        result->nll.resize(first + positions.size());
+        result->kl.resize(first + positions.size());
+        parallel(options_.threads, int32_t(positions.size()), [&](int32_t p) {
+            const size_t i = positions[size_t(p)];
+            result->nll[first + size_t(p)] = float(-log_probability(other.rows[i], other.sums[i], step.targets[i]));
+            result->kl[first + size_t(p)] =
+                &reference == &other ? 0.0f
+                                     : float(kl_divergence(reference.rows[i], reference.sums[i], other.rows[i],
+                                                           other.sums[i], model_.vocab_size()));
+        });
+        for (const size_t i : positions)
+            result->agree += reference.sums[i].best == other.sums[i].best;
+    }
+
+private:
+    const Model& model_;
+    const CompareOptions& options_;
+};
+
+// The steps of window `w`. As llama.cpp's perplexity tool does, a window starts with the begin token where the model
+// wants one.
+std::vector<Step> steps_of(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
+                           int32_t w) {
+    const int32_t* begin = text.data() + int64_t(w) * options.window;
+    std::vector<Step> steps;
+    for (int32_t at = 0; at < options.window; at += options.ubatch) {
+        Step step;
+        for (int32_t i = at; i < std::min(options.window, at + options.ubatch); ++i) {
+            const bool last = i + 1 == options.window;
+            step.tokens.push_back(i == 0 && model.begins_with_token() ? model.begin_token() : begin[i]);
+            step.wanted.push_back(!last && i + 1 >= options.score_from);
+            step.targets.push_back(last ? 0 : begin[i + 1]);
+        }
+        steps.push_back(std::move(step));
+    }
+    return steps;
+}
+
+void finish(const Context& context, int64_t tokens, WindowResult* result) {
+    const CacheReport now = report(context);
+    result->tokens = tokens;
+    result->seconds = context.seconds();
+    result->cache_bytes = now.footprint.cache_bytes();
+    result->bits = now.footprint.true_bits();
+    result->bits_key = now.footprint.true_bits(0);
+    result->bits_value = now.footprint.true_bits(1);
+    result->non_finite = now.footprint.non_finite;
+    result->path = now.path;
+    result->isa = now.isa;
+}
+
+Status named(const std::string& spec, const Status& bad) {
+    return {bad.code(), fmt::format("cache '{}': {}", spec, bad.message())};
+}
+
+} // namespace
+
+std::vector<Row> plan_rows(const std::vector<std::string>& specs) {
+    std::vector<Row> rows{{"f16", "f16", "f16", {}}, {"floor", "f16", "f32", {}}};
+    for (const std::string& spec : specs) {
+        const auto method = open_method(spec);
+        const std::string canonical = method ? (*method)->spec() : spec;
+        if (canonical != "f16") rows.push_back({spec, canonical, "f16", {}});
+    }
+    return rows;
+}
+
+Status validate(const CompareOptions& o, int64_t text_tokens, int32_t trained) {
+    const auto wrong = [](const std::string& text) { return Status(StatusCode::invalid_argument, text); };
+    if (o.window < 2 || (trained > 0 && o.window > trained)) {
+        return wrong(fmt::format("--window {}: 2 to {} tokens are possible with this model", o.window, trained));
+    }
+    if (o.windows < 1) return wrong(fmt::format("--windows {}: at least 1", o.windows));
+    if (o.score_from < 1 || o.score_from >= o.window) {
+        return wrong(fmt::format("--score-from {}: 1 to {} (the window has {} tokens, and the first of them is not "
+                                 "predicted)",
+                                 o.score_from, o.window - 1, o.window));
+    }
+    if (o.ubatch < 1) return wrong(fmt::format("--ubatch {}: at least 1", o.ubatch));
+    if (int64_t(o.window) * o.windows > text_tokens) {
+        return wrong(
+            fmt::format("{} windows of {} tokens need {} tokens, the text has {}: use fewer or smaller windows "
+                        "(--windows, --window) or a longer text",
+                        o.windows, o.window, int64_t(o.window) * o.windows, text_tokens));
+    }
+    return {};
+}
+
+Status compare(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
+               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress) {
+    const Runner runner(model, options);
+    std::vector<int32_t> open_windows;
+    for (int32_t w = 0; w < options.windows; ++w) {
+        const auto lacks = [w](const Row& row) { return int32_t(row.windows.size()) <= w; };
+        if (std::any_of(rows->begin(), rows->end(), lacks)) open_windows.push_back(w);
+    }
+    if (open_windows.empty()) return {};
+
+    Context exact; // the f32 cache, for the floor
+    std::vector<Context> contexts(rows->size());
+    for (size_t r = 0; r < rows->size(); ++r) {
+        const bool floor = (*rows)[r].spec == "floor";
+        const std::string& spec = floor ? (*rows)[r].reference : (*rows)[r].spec;
+        if (r > 0 && int32_t((*rows)[r].windows.size()) >= options.windows) continue;
+        if (Status bad = runner.open(spec, floor ? &exact : &contexts[r]); !bad) return named(spec, bad);
+    }
+
+    const double total = double(open_windows.size()) * double(rows->size()) * options.window;
+    double done = 0;
+    for (size_t number = 0; number < open_windows.size(); ++number) {
+        const int32_t w = open_windows[number];
+        std::vector<WindowResult> results(rows->size());
+        for (Context& c : contexts) {
+            if (c.get()) c.clear();
+        }
+        if (exact.get()) exact.clear();
+        const auto is_open = [&](size_t r) { return int32_t((*rows)[r].windows.size()) <= w; };
+        const auto tick = [&](const Step& step) {
+            done += double(step.tokens.size());
+            if (progress) progress(fmt::format("window {} of {}", w + 1, options.windows), done / total);
+        };
+        for (const Step& step : steps_of(model, text, options, w)) {
+            StepLogits reference, other;
+            for (size_t r = 0; r < rows->size(); ++r) {
+                const Row& row = (*rows)[r];
+                const bool floor = row.spec == "floor";
+                if (r > 0 && !is_open(r)) {
+                    tick(step);
+                    continue;
+                }
+                StepLogits& into = r == 0 ? reference : other;
+                if (Status bad = runner.advance(floor ? exact : contexts[r], step, &into); !bad) {
+                    return named(floor ? row.reference : row.spec, bad);
+                }
+                if (r == 0)
+                    runner.score(step, reference, reference, &results[r]);
+                else if (floor)
+                    runner.score(step, other, reference, &results[r]);
+                else
+                    runner.score(step, reference, other, &results[r]);
+                tick(step);
+            }
+        }
+        for (size_t r = 0; r < rows->size(); ++r) {
+            if (!is_open(r)) continue;
+            finish((*rows)[r].spec == "floor" ? contexts[0] : contexts[r], options.window, &results[r]);
+            (*rows)[r].windows.push_back(std::move(results[r]));
+        }
+        if (Status bad = landed(); !bad) return bad;
+    }
+    return {};
+}
+
+RowSummary summarize(const Row& row) {
+    RowSummary out;
+    std::vector<float> nll, kl;
+    double bytes = 0, seconds = 0;
+    int64_t tokens = 0, agree = 0;
+    for (const WindowResult& w : row.windows) {
+        nll.insert(nll.end(), w.nll.begin(), w.nll.end());
+        kl.insert(kl.end(), w.kl.begin(), w.kl.end());
+        agree += w.agree, tokens += w.tokens, seconds += w.seconds, bytes += double(w.cache_bytes);
+        out.bits += w.bits, out.bits_key += w.bits_key, out.bits_value += w.bits_value;
+        out.non_finite += w.non_finite;
+        out.path = w.path, out.isa = w.isa;
+    }
+    if (row.windows.empty() || nll.empty()) return out;
+    const double n = double(row.windows.size());
+    out.tokens = int64_t(nll.size());
+    out.bits /= n, out.bits_key /= n, out.bits_value /= n;
+    out.cache_bytes = int64_t(std::llround(bytes / n));
+    const Summary loss = summarize(nll), divergence = summarize(kl);
+    out.ppl = std::exp(loss.mean);
+    out.ppl_error = out.ppl * loss.error;
+    out.kl_mean = divergence.mean, out.kl_error = divergence.error;
+    out.kl_p99 = quantile(std::move(kl), 0.99);
+    out.top1 = double(agree) / double(out.tokens);
+    out.tokens_per_second = seconds > 0 ? double(tokens) / seconds : 0;
+    return out;
+}
+
+} // namespace kvmosaic::eval

@@ -1,0 +1,64 @@
+// Teacher-forced comparison of caches over a text: windows outside, specs inside, one loaded model, one context a
+// spec. All contexts advance together, one step of the window at a time, so that only one step of logits is alive.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "eval/engine.h"
+
+namespace kvmosaic::eval {
+
+struct CompareOptions {
+    std::vector<std::string> specs;
+    int32_t window = 2048; // tokens a window; windows follow each other in the text
+    int32_t windows = 4;
+    int32_t score_from = 256; // first token of a window whose prediction is scored
+    int32_t ubatch = 128;     // tokens a step
+    int32_t threads = 0;
+    StepMode step = StepMode::decode;
+};
+
+// What one cache did in one window.
+struct WindowResult {
+    std::vector<float> nll; // of each scored token, nats
+    std::vector<float> kl;  // KL(reference || this) where it was predicted, nats
+    int64_t agree = 0;      // positions whose most likely token is the reference's
+    int64_t tokens = 0;     // put in
+    double seconds = 0;     // of the model's work on them
+    int64_t cache_bytes = 0;
+    double bits = 0, bits_key = 0, bits_value = 0;
+    int64_t non_finite = 0;
+    std::string path, isa;
+};
+
+// One line of the result: all windows of a cache.
+struct Row {
+    std::string spec;      // as it was asked for; "floor" is the f16 cache measured against the f32 cache
+    std::string canonical; // what the spec means, without defaults
+    std::string reference; // spec of the cache it is measured against
+    std::vector<WindowResult> windows;
+};
+
+struct RowSummary {
+    int64_t tokens = 0; // scored
+    double bits = 0, bits_key = 0, bits_value = 0;
+    int64_t cache_bytes = 0; // at the end of a window, mean over the windows
+    double ppl = 0, ppl_error = 0, kl_mean = 0, kl_error = 0, kl_p99 = 0, top1 = 0, tokens_per_second = 0;
+    int64_t non_finite = 0;
+    std::string path, isa;
+};
+RowSummary summarize(const Row& row);
+
+// Rows in the order: f16 (the reference), floor, then the specs. A spec "f16" among them is the reference itself.
+std::vector<Row> plan_rows(const std::vector<std::string>& specs);
+
+// ok, or the field, its value and its range.
+Status validate(const CompareOptions& options, int64_t text_tokens, int32_t trained_context);
+
+// Fills the windows that `rows` do not have yet; a window that every row has is skipped. `landed` is called after each
+// finished window and may store the rows.
+Status compare(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
+               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress);
+
+} // namespace kvmosaic::eval
