@@ -1,6 +1,6 @@
-# What `cmake --install` puts where. Component "core": headers, static library and the package files that make
-# find_package(kvmosaic) work; it needs nothing but a C++20 compiler. Component "program": the kvmosaic program and the
-# script behind `kvmosaic fetch`.
+# What `cmake --install --component core` puts where: headers, static library and the package files that make
+# find_package(kvmosaic) work; nothing there needs more than a C++20 compiler. The program installs itself
+# (tools/CMakeLists.txt).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(kvmosaic_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvmosaic)
@@ -18,9 +18,3 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvmosaicConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/kvmosaicConfig.cmake ${PROJECT_BINARY_DIR}/kvmosaicConfigVersion.cmake
         DESTINATION ${kvmosaic_package_dir} COMPONENT core)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT core)
-
-if(TARGET kvmosaic_cli)
-    install(TARGETS kvmosaic_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
-    install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/fetch_model.py DESTINATION ${CMAKE_INSTALL_DATADIR}/kvmosaic
-            COMPONENT program)
-endif()

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The demo: a small real model speaks through a MixKVQ cache, then four caches are compared on a bundled text.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+program=build/release/bin/kvmosaic
+
+say() { printf '\n$ %s\n' "$*"; }
+
+run=(run -m tiny --cache mixkvq -n 96 --temp 0 --chat
+     -p "Write three sentences about why the sea is salty.")
+compare=(compare -m tiny -f data/sample.txt --window 512 --windows 2 --score-from 128
+         --cache f16 --cache kivi:bits=4 --cache kivi:bits=2 --cache mixkvq)
+
+say kvmosaic "${run[*]}"
+"$program" "${run[@]}" < /dev/null
+say kvmosaic "${compare[*]}"
+"$program" "${compare[@]}" < /dev/null
+
+cat <<'EOF'
+
+true bits  bits a stored value really costs: codes, scales, offsets, channel maps, raw windows, tables, slack
+KL         how far the predictions move from those of the 16-bit cache (0: not at all)
+top-1      how often the most likely next token stays the same
+
+Talk to it yourself:  build/release/bin/kvmosaic run -m tiny --chat --cache mixkvq
+EOF
