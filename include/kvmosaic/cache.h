@@ -55,6 +55,7 @@ struct AttendArgs {
     const float* sinks = nullptr; // [H] extra logit in the softmax denominator, or null
     int32_t window = 0;           // a row sees at most this many positions including its own; 0: all
     bool causal = true;
+    int32_t heads = 0;            // H of the attending layer where it borrows another layer's K/V; 0: the layer's own
 };
 
 struct Thread {
@@ -105,8 +106,7 @@ public:
     // q: [rows, H, Dk], all after RoPE. Does not allocate.
     void write(int32_t layer, RowsF32 q, RowsF32 k, RowsF32 v, Thread thread = {});
     // out: [rows, H, Dv] dense. A layer that borrows K/V passes the owner as `layer` and its own q.
-    // `call` separates several attends of one layer in a step (borrowed layers): 0, 1, ...
-    void attend(int32_t layer, RowsF32 q, const AttendArgs& args, float* out, Thread thread = {}, int32_t call = 0);
+    void attend(int32_t layer, RowsF32 q, const AttendArgs& args, float* out, Thread thread = {});
     // Returns what the step no longer needs. Called by begin_step too, and safe to call twice.
     void end_step();
     // begin_step, then for the one layer write and attend on this thread. Tests and simple engines.

@@ -1,0 +1,294 @@
+// The public face: creation, names, limits, footprint.
+#include "kvmosaic/cache.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <unordered_set>
+
+#include "cache/impl.h"
+#include "cache/scratch.h"
+
+namespace kvmosaic {
+
+Scratch& thread_scratch() {
+    thread_local Scratch scratch;
+    return scratch;
+}
+
+const char* name_of(Path p) {
+    switch (p) {
+    case Path::raw:
+        return "raw";
+    case Path::restore:
+        return "restore";
+    case Path::fused:
+        return "fused";
+    case Path::reference:
+        return "reference";
+    }
+    return "?";
+}
+
+Cache::Impl::Impl(const ModelShape& s, const CacheOptions& o) : shape(s), options(o), arena(o.max_bytes, o.poison) {}
+
+Cache::Impl::~Impl() {
+    for (auto& [id, seq] : sequences)
+        drop_sequence(seq);
+}
+
+void Cache::Impl::scratch_report() {
+    const int64_t mine = int64_t(thread_scratch().bytes());
+    int64_t seen = scratch_bytes.load(std::memory_order_relaxed);
+    while (mine > seen && !scratch_bytes.compare_exchange_weak(seen, mine, std::memory_order_relaxed)) {
+    }
+}
+
+namespace {
+
+Status bad_window(int32_t layer, Side side, const std::string& what) {
+    return {StatusCode::invalid_argument, "layer " + std::to_string(layer) + ", " + name_of(side) + " side: " + what};
+}
+
+Status check(const SidePlan& plan, int32_t layer, Side side, int32_t dim) {
+    const Window& w = plan.window;
+    if (w.front < 0 || w.front > 4096)
+        return bad_window(layer, side, "front=" + std::to_string(w.front) + " is outside 0..4096");
+    if (w.keep < 0 || w.keep > 65536)
+        return bad_window(layer, side, "keep=" + std::to_string(w.keep) + " is outside 0..65536");
+    if (w.flush < 0 || w.flush > kPageTokens || (w.flush > 0 && kPageTokens % w.flush != 0))
+        return bad_window(layer, side,
+                          "flush=" + std::to_string(w.flush) + " is neither 0 nor a divisor of " +
+                              std::to_string(kPageTokens));
+    if (w.flush == 0) return {};
+    if (Status st = validate(plan.store, side, dim); !st) return bad_window(layer, side, st.message());
+    if (plan.store.kind == StoreKind::tiered && w.flush != kPageTokens)
+        return bad_window(layer, side,
+                          "a tiered store packs whole pages: flush must be " + std::to_string(kPageTokens));
+    if (side == Side::key && w.flush % plan.store.group != 0)
+        return bad_window(layer, side,
+                          "flush=" + std::to_string(w.flush) +
+                              " is no multiple of group=" + std::to_string(plan.store.group));
+    return {};
+}
+
+} // namespace
+
+Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::string_view spec,
+                                             const CacheOptions& options) {
+    if (Status st = validate(shape); !st) return st;
+    auto im = std::make_unique<Impl>(shape, options);
+    auto method = open_method(spec);
+    if (!method) return method.status();
+    im->method = std::move(*method);
+    if (Status st = im->method->accept(shape); !st) return st;
+
+    if (options.reference) {
+        im->table = &kernels::reference();
+    } else if (im->table = kernels::find(options.isa); !im->table) {
+        const char* forced = std::getenv("KVMOSAIC_ISA");
+        std::string list;
+        for (const kernels::Table* t : kernels::available())
+            list += (list.empty() ? "" : ", ") + std::string(t->isa);
+        return Status(StatusCode::unsupported, "instruction set '" +
+                                                   (forced && *forced ? std::string(forced) : options.isa) +
+                                                   "' is not available here; this machine has: " + list);
+    }
+
+    im->side_first.assign(shape.layers.size(), -1);
+    bool packs = false;
+    for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {
+        const LayerShape& l = shape.layers[size_t(layer)];
+        im->side_first[size_t(layer)] = im->side_count;
+        im->side_count += 2 * l.kv_heads;
+        for (int32_t head = 0; head < l.kv_heads; ++head)
+            for (const Side side : {Side::key, Side::value}) {
+                SidePlan plan = im->method->initial(side, layer, head, l.dim(side));
+                if (Status st = check(plan, layer, side, l.dim(side)); !st) return st;
+                const bool tiered = plan.window.flush > 0 && plan.store.kind == StoreKind::tiered;
+                const int32_t d = l.dim(side);
+                im->raw_layouts.push_back(im->intern(raw_layout(plan.raw, side, d)));
+                im->front_layouts.push_back(
+                    plan.window.front ? im->intern(raw_layout(plan.raw, side, d, plan.window.front)) : nullptr);
+                im->grid_layouts.push_back(plan.window.flush > 0 && !tiered ? im->intern(layout(plan.store, side, d))
+                                                                            : nullptr);
+                im->worst.push_back(tiered ? worst_page_bytes(plan.store, side, d, im->method->widths(side)) : 0);
+                packs = packs || plan.window.flush > 0;
+                im->plans.push_back(std::move(plan));
+            }
+        for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {
+            const Window& w = im->plans[size_t(i)].window;
+            const Side side = (i - im->side_first[size_t(layer)]) % 2 ? Side::value : Side::key;
+            if (!(w == im->window(layer, side)) || w.front != im->window(layer, Side::key).front)
+                return bad_window(layer, side, "all heads of a layer need one window, and both sides one front");
+        }
+    }
+    im->path = !packs ? Path::raw : options.reference ? Path::reference : Path::restore;
+    return std::unique_ptr<Cache>(new Cache(std::move(im)));
+}
+
+Cache::Cache(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Cache::~Cache() { impl_->end_step(); }
+
+const ModelShape& Cache::shape() const { return impl_->shape; }
+const Method& Cache::method() const { return *impl_->method; }
+Path Cache::path() const { return impl_->path; }
+const char* Cache::isa() const { return impl_->table->isa; }
+void Cache::end_step() { impl_->end_step(); }
+Status Cache::begin_step(std::span<const StepRow> rows) { return impl_->begin_step(rows); }
+
+std::vector<SeqId> Cache::sequences() const {
+    std::vector<SeqId> ids;
+    for (const auto& [id, seq] : impl_->sequences)
+        ids.push_back(id);
+    return ids;
+}
+
+int64_t Cache::rows(SeqId seq) const {
+    const Sequence* s = impl_->find(seq);
+    return s ? s->rows() : 0;
+}
+
+std::span<const int32_t> Cache::positions(SeqId seq) const {
+    const Sequence* s = impl_->find(seq);
+    return s ? std::span<const int32_t>(s->positions) : std::span<const int32_t>();
+}
+
+Status Cache::fork(SeqId from, SeqId to) {
+    impl_->end_step();
+    const auto it = impl_->sequences.find(from);
+    if (it == impl_->sequences.end())
+        return {StatusCode::not_found, "fork: there is no sequence " + std::to_string(from)};
+    if (from == to) return {};
+    const std::shared_ptr<Sequence> seq = it->second; // one object, two names; it is cloned when one of them moves on
+    remove(to);
+    impl_->sequences[to] = seq;
+    return {};
+}
+
+Status Cache::truncate(SeqId seq, int64_t rows) {
+    impl_->end_step();
+    const auto it = impl_->sequences.find(seq);
+    if (it == impl_->sequences.end())
+        return {StatusCode::not_found, "truncate: there is no sequence " + std::to_string(seq)};
+    if (rows < 0 || rows > it->second->rows())
+        return {StatusCode::invalid_argument, "truncate: " + std::to_string(rows) + " rows asked of sequence " +
+                                                  std::to_string(seq) + ", which has " +
+                                                  std::to_string(it->second->rows())};
+    if (rows == it->second->rows()) return {};
+    return impl_->truncate(it->second, rows);
+}
+
+void Cache::remove(SeqId seq) {
+    impl_->end_step();
+    const auto it = impl_->sequences.find(seq);
+    if (it == impl_->sequences.end()) return;
+    impl_->drop_sequence(it->second);
+    impl_->sequences.erase(it);
+}
+
+void Cache::clear() {
+    for (const SeqId id : sequences())
+        remove(id);
+}
+
+Status Cache::can_append(std::span<const StepRow> rows) const {
+    Step probe;
+    Impl::Moves moves;
+    Status st = impl_->place(rows, &probe, &moves);
+    for (const StepSequence& s : probe.sequences)
+        if (st) st = impl_->check_room(s);
+    probe.sequences.clear();
+    std::unordered_set<Sequence*> clones;
+    for (auto& [id, seq] : moves)
+        if (clones.insert(seq.get()).second) impl_->free_pages(*seq);
+    return st;
+}
+
+Status Cache::append_and_attend(int32_t layer, std::span<const StepRow> rows, RowsF32 q, RowsF32 k, RowsF32 v,
+                                const AttendArgs& args, float* out) {
+    if (Status st = begin_step(rows); !st) return st;
+    write(layer, q, k, v);
+    attend(layer, q, args, out);
+    end_step();
+    return {};
+}
+
+Footprint Cache::footprint() const {
+    const Impl& im = *impl_;
+    Footprint f;
+    std::unordered_set<const Sequence*> seen;
+    std::unordered_set<const Page*> counted;
+    const auto count = [&](const Page* page, int64_t* bytes) {
+        if (!page || !counted.insert(page).second) return false;
+        const int64_t exact = page->layout ? int64_t(Arena::rounded(sizeof(Page) + page->layout->bytes)) : 0;
+        if (!page->layout || page->block > exact) { // the worst case of a seal that this step makes
+            f.reserved += page->block - exact;
+            if (!page->layout) return true;
+        }
+        *bytes += page->layout->bytes;
+        f.tables += exact - page->layout->bytes;
+        return true;
+    };
+    for (const auto& [id, seq] : im.sequences) {
+        if (!seen.insert(seq.get()).second) continue;
+        f.tables += int64_t(sizeof(Sequence)) + int64_t(seq->positions.size() * sizeof(int32_t)) +
+                    int64_t(seq->packed.size() * sizeof(int64_t)) + int64_t(seq->sides.size() * sizeof(SideState));
+        bool first_side = true;
+        for (size_t layer = 0; layer < im.shape.layers.size(); ++layer)
+            for (int32_t head = 0; head < im.shape.layers[layer].kv_heads; ++head)
+                for (const Side side : {Side::key, Side::value}) {
+                    const int32_t index = im.side_index(int32_t(layer), head, side);
+                    const SideState& state = seq->sides[size_t(index)];
+                    const int64_t front = im.plans[size_t(index)].window.front;
+                    const int side_number = int(side), dim = im.shape.layers[layer].dim(side);
+                    f.tables += int64_t(state.slots.size() * sizeof(Slot));
+                    f.statistics += int64_t(state.abs_sum.size() * sizeof(float));
+                    int64_t rows = 0; // not yet counted through another sequence that shares the page
+                    if (count(state.front, &f.raw[side_number])) rows += std::min(front, seq->rows());
+                    for (size_t i = 0; i < state.slots.size(); ++i) {
+                        const Slot& slot = state.slots[i];
+                        const bool fresh_raw = count(slot.raw, &f.raw[side_number]);
+                        const bool fresh_packed = count(slot.packed, &f.packed[side_number]);
+                        const bool fresh = slot.packed ? fresh_packed : fresh_raw;
+                        if (fresh)
+                            rows += std::min<int64_t>(kPageTokens, seq->rows() - front - int64_t(i) * kPageTokens);
+                    }
+                    f.values[side_number] += rows * dim;
+                    if (first_side) f.tokens += rows;
+                    first_side = false;
+                }
+    }
+    f.tables += int64_t(im.layouts.size() * sizeof(PageLayout));
+    f.scratch = im.scratch_bytes.load() + int64_t(im.step.partial.size() * sizeof(float));
+    f.allocated = im.arena.live();
+    f.arena = im.arena.held();
+    f.non_finite = im.non_finite.load();
+    f.saturated = im.saturated.load();
+    return f;
+}
+
+int64_t Cache::packed_rows(SeqId seq, int32_t layer, Side side) const {
+    const Sequence* s = impl_->find(seq);
+    return s && impl_->shape.layers[size_t(layer)].has_kv() ? s->packed[Impl::packed_index(layer, side)] : 0;
+}
+
+int64_t Cache::pages(SeqId seq, int32_t layer, Side side) const {
+    return (packed_rows(seq, layer, side) + kPageTokens - 1) / kPageTokens;
+}
+
+PageView Cache::page(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t index) const {
+    const Sequence* s = impl_->find(seq);
+    if (!s || index < 0 || index >= pages(seq, layer, side)) return {};
+    const Page* page = s->sides[size_t(impl_->side_index(layer, kv_head, side))].slots[size_t(index)].packed;
+    const int64_t rows = packed_rows(seq, layer, side) - index * kPageTokens;
+    return {page->layout, page->bytes(), int32_t(std::min<int64_t>(kPageTokens, rows))};
+}
+
+void Cache::decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count,
+                   float* out) const {
+    if (const Sequence* s = impl_->find(seq))
+        impl_->decode(*s, impl_->side_index(layer, kv_head, side), packed_rows(seq, layer, side), first, count, out);
+}
+
+} // namespace kvmosaic

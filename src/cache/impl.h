@@ -1,0 +1,170 @@
+// Inside of Cache: pages, sequences and the step under way. Not installed.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/arena.h"
+#include "kernels/kernels.h"
+#include "kvmosaic/cache.h"
+
+namespace kvmosaic {
+
+// A block of the arena: this header, then layout->bytes. Shared between sequences by reference; the cache copies a
+// page before it writes to one that has other owners.
+struct Page {
+    std::atomic<uint32_t> refs{1};
+    uint32_t block = 0; // bytes taken from the arena, this header included
+    const PageLayout* layout = nullptr;
+    uint64_t unused[2] = {};
+    uint8_t* bytes() { return reinterpret_cast<uint8_t*>(this + 1); }
+    const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(this + 1); }
+};
+static_assert(sizeof(Page) == kPageAlign, "the bytes behind the header keep the page's alignment");
+
+// The 128 tokens of one page number. While some of them are packed and some raw, both are there (a mixed page).
+struct Slot {
+    Page* raw = nullptr;
+    Page* packed = nullptr;
+};
+
+// One layer, KV head and side of a sequence.
+struct SideState {
+    Page* front = nullptr;
+    std::vector<Slot> slots;
+    std::vector<float> abs_sum; // [D], key side of methods that use queries
+    int64_t query_count = 0;
+};
+
+struct Sequence {
+    std::vector<int32_t> positions; // [rows]
+    std::vector<SideState> sides;   // by Cache::Impl::side_index
+    std::vector<int64_t> packed;    // [L][2] rows packed beyond the front
+    int64_t rows() const { return int64_t(positions.size()); }
+};
+
+// Rows that one sequence receives in a step.
+struct StepSequence {
+    std::shared_ptr<Sequence> seq;
+    int64_t old_rows = 0;
+    std::vector<int32_t> tokens;     // index in the step of each new row, in order
+    std::vector<int64_t> old_packed; // [L][2]
+    bool first = false;              // the sequence was empty
+};
+
+// Query rows that are attended together: consecutive new rows of one sequence.
+struct RowTile {
+    int32_t sequence = 0;         // index into Step::sequences
+    int32_t first = 0, count = 0; // of StepSequence::tokens
+};
+
+struct WorkCounter {
+    std::atomic<int32_t> next{0}, left{0};
+    // The thread that leaves last makes the counter ready for the next operation; operations never overlap.
+    void leave(int32_t threads) {
+        if (left.fetch_add(1) + 1 == threads) {
+            next.store(0);
+            left.store(0);
+        }
+    }
+};
+
+struct Step {
+    bool open = false;
+    std::vector<StepSequence> sequences;
+    std::vector<std::pair<int32_t, int32_t>> source; // [rows of the step] (sequence, its new row) that it reads
+    std::vector<RowTile> tiles;
+    bool split = false;         // every span of the context is a work item of its own (few rows, long context)
+    int64_t partial_stride = 0; // floats per item
+    std::vector<float> partial; // states of split items
+    std::vector<std::atomic<int32_t>> remaining; // [tiles][heads] spans not done yet
+    WorkCounter write_work, attend_work;
+};
+
+struct Cache::Impl {
+    Impl(const ModelShape& s, const CacheOptions& o);
+    ~Impl();
+
+    ModelShape shape;
+    CacheOptions options;
+    std::unique_ptr<Method> method;
+    const kernels::Table* table = nullptr;
+    Arena arena;
+    Path path = Path::raw;
+
+    std::vector<int32_t> side_first; // [L] index of the first SideState of a layer
+    int32_t side_count = 0;
+    std::vector<SidePlan> plans;                                             // [side_count] fixed part
+    std::vector<const PageLayout*> front_layouts, raw_layouts, grid_layouts; // [side_count]
+    std::vector<uint32_t> worst; // [side_count] bytes of the largest page, tiered stores
+    std::map<SeqId, std::shared_ptr<Sequence>> sequences;
+    Step step;
+    std::atomic<int64_t> non_finite{0}, saturated{0};
+    std::atomic<int64_t> scratch_bytes{0}; // largest working memory of a thread so far
+    void scratch_report();
+
+    // ---- layouts ----
+    const PageLayout* intern(const PageLayout& layout);
+    mutable std::mutex layouts_mutex;
+    std::vector<std::unique_ptr<PageLayout>> layouts;
+
+    // ---- indices ----
+    int32_t side_index(int32_t layer, int32_t head, Side side) const {
+        return side_first[size_t(layer)] + 2 * head + int32_t(side);
+    }
+    const Window& window(int32_t layer, Side side) const { return plans[size_t(side_index(layer, 0, side))].window; }
+    static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
+
+    // ---- pages ----
+    Page* new_page(const PageLayout* layout, uint32_t bytes, bool zero); // null: no memory
+    void drop(Page*& page);
+    static void share(Page* page) {
+        if (page) page->refs.fetch_add(1, std::memory_order_relaxed);
+    }
+    uint8_t* raw_row(int32_t index, SideState& side, int64_t row) const; // row of the sequence
+
+    // ---- sequences ----
+    const Sequence* find(SeqId id) const {
+        const auto it = sequences.find(id);
+        return it == sequences.end() ? nullptr : it->second.get();
+    }
+    std::shared_ptr<Sequence> make_sequence() const;
+    static std::shared_ptr<Sequence> clone(const Sequence& from);
+    void free_pages(Sequence& seq);
+    void drop_sequence(std::shared_ptr<Sequence>& seq); // frees the pages when this was the last owner
+    Status truncate(std::shared_ptr<Sequence>& seq, int64_t rows);
+    void decode(const Sequence& seq, int32_t index, int64_t packed, int64_t first, int64_t count, float* out) const;
+
+    // ---- step ----
+    struct Change { // of one page pointer, to be undone when a later allocation fails
+        Page** at;
+        Page* before;
+    };
+    using Moves = std::map<SeqId, std::shared_ptr<Sequence>>; // ids that point elsewhere once the step is accepted
+    Status place(std::span<const StepRow> rows, Step* into, Moves* moves) const;
+    Status begin_step(std::span<const StepRow> rows);
+    Status check_room(const StepSequence& s) const;
+    bool prepare_side(StepSequence& s, int32_t layer, int32_t head, Side side, std::vector<Change>* changes);
+    bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
+    void make_tiles();
+    void end_step();
+    void write_side(StepSequence& s, int32_t layer, int32_t head, Side side, RowsF32 q, RowsF32 x);
+    void plan_page(const StepSequence& s, int32_t layer, int32_t head, Side side, const float* rows, int64_t first,
+                   int64_t count, SidePlan* plan) const;
+    void seal(StepSequence& s, int32_t layer, int32_t head, Side side, int64_t packed, const SidePlan* shared);
+    int64_t packed_seen(const StepSequence& s, int32_t layer, Side side, int64_t row, bool causal) const;
+    int32_t spans(const RowTile& tile, int32_t layer) const;
+    struct AttendCall;
+    void attend_spans(const AttendCall& call, const RowTile& tile, int32_t head, int32_t first, int32_t end,
+                      float* total);
+    void finish_tile(const AttendCall& call, const RowTile& tile, int32_t head, const float* total);
+};
+
+inline constexpr int32_t kMaxTileRows = 64; // also the query vectors that share a restored page, if the group allows
+inline constexpr int32_t kSpanPages = 4; // pages per partial attention state (512 tokens); fixed, so that bits of the
+                                         // result do not depend on threads or on how rows were grouped
+
+} // namespace kvmosaic

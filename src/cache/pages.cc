@@ -1,0 +1,202 @@
+// Pages, sequences and looking into them: everything that happens between steps.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "cache/impl.h"
+#include "cache/scratch.h"
+
+namespace kvmosaic {
+
+const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
+    const auto same = [&](const PageLayout& a) {
+        if (a.kind != layout.kind || a.side != layout.side || a.dim != layout.dim || a.tokens != layout.tokens ||
+            a.bytes != layout.bytes || a.raw != layout.raw || a.params != layout.params || a.group != layout.group ||
+            a.tier_count != layout.tier_count || a.raw_depth != layout.raw_depth || a.zero_bits != layout.zero_bits)
+            return false;
+        for (int i = 0; i < a.tier_count; ++i)
+            if (a.tiers[size_t(i)].bits != layout.tiers[size_t(i)].bits ||
+                a.tiers[size_t(i)].live != layout.tiers[size_t(i)].live)
+                return false;
+        return true;
+    };
+    const std::lock_guard lock(layouts_mutex);
+    // Newest first: neighbouring pages of a head tend to have the ladder of the page before.
+    for (auto it = layouts.rbegin(); it != layouts.rend(); ++it)
+        if (same(**it)) return it->get();
+    layouts.push_back(std::make_unique<PageLayout>(layout));
+    return layouts.back().get();
+}
+
+Page* Cache::Impl::new_page(const PageLayout* layout, uint32_t bytes, bool zero) {
+    const size_t block = Arena::rounded(sizeof(Page) + bytes);
+    void* memory = arena.allocate(block);
+    if (!memory) return nullptr;
+    Page* page = new (memory) Page;
+    page->block = uint32_t(block);
+    page->layout = layout;
+    if (zero) std::memset(page->bytes(), 0, bytes);
+    return page;
+}
+
+void Cache::Impl::drop(Page*& page) {
+    if (page && page->refs.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        const size_t block = page->block;
+        page->~Page();
+        arena.release(page, block);
+    }
+    page = nullptr;
+}
+
+uint8_t* Cache::Impl::raw_row(int32_t index, SideState& side, int64_t row) const {
+    const SidePlan& plan = plans[size_t(index)];
+    const int64_t beyond = row - plan.window.front;
+    const size_t row_bytes = size_t(raw_layouts[size_t(index)]->dim) * bytes_of(plan.raw);
+    if (beyond < 0) return side.front->bytes() + size_t(row) * row_bytes;
+    return side.slots[size_t(beyond / kPageTokens)].raw->bytes() + size_t(beyond % kPageTokens) * row_bytes;
+}
+
+std::shared_ptr<Sequence> Cache::Impl::make_sequence() const {
+    auto seq = std::make_shared<Sequence>();
+    seq->sides.resize(size_t(side_count));
+    seq->packed.assign(shape.layers.size() * 2, 0);
+    if (method->info().uses_query) {
+        for (size_t layer = 0; layer < shape.layers.size(); ++layer)
+            for (int32_t head = 0; head < shape.layers[layer].kv_heads; ++head)
+                seq->sides[size_t(side_index(int32_t(layer), head, Side::key))].abs_sum.assign(
+                    size_t(shape.layers[layer].key_dim), 0.0f);
+    }
+    return seq;
+}
+
+std::shared_ptr<Sequence> Cache::Impl::clone(const Sequence& from) {
+    auto seq = std::make_shared<Sequence>(from);
+    for (SideState& side : seq->sides) {
+        share(side.front);
+        for (Slot& slot : side.slots) {
+            share(slot.raw);
+            share(slot.packed);
+        }
+    }
+    return seq;
+}
+
+void Cache::Impl::free_pages(Sequence& seq) {
+    for (SideState& side : seq.sides) {
+        drop(side.front);
+        for (Slot& slot : side.slots) {
+            drop(slot.raw);
+            drop(slot.packed);
+        }
+        side.slots.clear();
+    }
+}
+
+void Cache::Impl::drop_sequence(std::shared_ptr<Sequence>& seq) {
+    if (seq && seq.use_count() == 1) free_pages(*seq);
+    seq.reset();
+}
+
+Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
+    // Other names of the same sequence keep what they have.
+    std::shared_ptr<Sequence> fresh = seq.use_count() > 1 ? clone(*seq) : seq;
+    const bool cloned = fresh != seq;
+
+    // New raw pages first: when memory runs out nothing has happened yet.
+    struct Cut {
+        int32_t index;
+        int64_t slot, kept, packed;
+        Page* raw;
+    };
+    std::vector<Cut> cuts;
+    const auto undo = [&] {
+        for (Cut& cut : cuts)
+            drop(cut.raw);
+        if (cloned) drop_sequence(fresh);
+    };
+    for (size_t layer = 0; layer < shape.layers.size(); ++layer)
+        for (int32_t h = 0; h < shape.layers[layer].kv_heads; ++h)
+            for (const Side side : {Side::key, Side::value}) {
+                const int32_t index = side_index(int32_t(layer), h, side);
+                const int64_t beyond = std::max<int64_t>(0, rows - plans[size_t(index)].window.front);
+                const int64_t packed = fresh->packed[packed_index(int32_t(layer), side)];
+                const int64_t kept = beyond % kPageTokens;
+                if (beyond >= packed || kept == 0) continue;
+                const PageLayout* raw = raw_layouts[size_t(index)];
+                cuts.push_back({index, beyond / kPageTokens, kept, packed, new_page(raw, raw->bytes, false)});
+                if (!cuts.back().raw) {
+                    undo();
+                    return {StatusCode::out_of_memory,
+                            "truncate: no memory for the raw rows of a page cut at row " + std::to_string(rows)};
+                }
+            }
+
+    Scratch& scratch = thread_scratch();
+    for (Cut& cut : cuts) {
+        const SidePlan& plan = plans[size_t(cut.index)];
+        const int32_t dim = raw_layouts[size_t(cut.index)]->dim;
+        float* x = scratch.floats(Scratch::rows, size_t(cut.kept) * size_t(dim));
+        decode(*fresh, cut.index, cut.packed, plan.window.front + cut.slot * kPageTokens, cut.kept, x);
+        for (int64_t i = 0; i < cut.kept; ++i)
+            table->store_raw(plan.raw, x + i * dim, dim,
+                             cut.raw->bytes() + size_t(i) * size_t(dim) * bytes_of(plan.raw), nullptr);
+        Slot& slot = fresh->sides[size_t(cut.index)].slots[size_t(cut.slot)];
+        drop(slot.packed);
+        drop(slot.raw);
+        slot.raw = cut.raw;
+    }
+    for (size_t layer = 0; layer < shape.layers.size(); ++layer)
+        for (const Side side : {Side::key, Side::value}) {
+            if (!shape.layers[layer].has_kv()) continue;
+            const int64_t beyond = std::max<int64_t>(0, rows - window(int32_t(layer), side).front);
+            int64_t& packed = fresh->packed[packed_index(int32_t(layer), side)];
+            if (beyond < packed) packed = beyond / kPageTokens * kPageTokens;
+            for (int32_t h = 0; h < shape.layers[layer].kv_heads; ++h) {
+                SideState& s = fresh->sides[size_t(side_index(int32_t(layer), h, side))];
+                const size_t slots = size_t((beyond + kPageTokens - 1) / kPageTokens);
+                for (size_t i = slots; i < s.slots.size(); ++i) {
+                    drop(s.slots[i].raw);
+                    drop(s.slots[i].packed);
+                }
+                if (s.slots.size() > slots) s.slots.resize(slots);
+                if (rows == 0) drop(s.front);
+                if (beyond == 0) { // the first page went: statistics begin anew
+                    std::fill(s.abs_sum.begin(), s.abs_sum.end(), 0.0f);
+                    s.query_count = 0;
+                }
+            }
+        }
+    fresh->positions.resize(size_t(rows));
+    seq = std::move(fresh);
+    return {};
+}
+
+void Cache::Impl::decode(const Sequence& seq, int32_t index, int64_t packed, int64_t first, int64_t count,
+                         float* out) const {
+    const SidePlan& plan = plans[size_t(index)];
+    const SideState& side = seq.sides[size_t(index)];
+    const int32_t dim = raw_layouts[size_t(index)]->dim;
+    const size_t row_bytes = size_t(dim) * bytes_of(plan.raw);
+    for (int64_t row = first; row < first + count;) {
+        const int64_t beyond = row - plan.window.front;
+        float* to = out + (row - first) * dim;
+        if (beyond < 0) {
+            const int64_t n = std::min<int64_t>(plan.window.front, first + count) - row;
+            table->load_raw(plan.raw, side.front->bytes() + size_t(row) * row_bytes, int32_t(n), dim, to, dim);
+            row += n;
+            continue;
+        }
+        const Slot& slot = side.slots[size_t(beyond / kPageTokens)];
+        const int64_t at = beyond % kPageTokens;
+        int64_t n = std::min<int64_t>(kPageTokens - at, first + count - row);
+        if (beyond < packed) {
+            n = std::min(n, packed - beyond);
+            table->restore(*slot.packed->layout, slot.packed->bytes(), int32_t(at), int32_t(n), to, dim);
+        } else {
+            table->load_raw(plan.raw, slot.raw->bytes() + size_t(at) * row_bytes, int32_t(n), dim, to, dim);
+        }
+        row += n;
+    }
+}
+
+} // namespace kvmosaic

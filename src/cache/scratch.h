@@ -1,0 +1,44 @@
+// Working memory of one thread: grows to the largest tile once and is then reused. Bounded by the tile sizes, never
+// by the context.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kvmosaic/method.h"
+
+namespace kvmosaic {
+
+struct Scratch {
+    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, buffers };
+
+    float* floats(Buffer which, size_t n) {
+        auto& b = memory[which];
+        if (b.size() < n) b.resize(n);
+        return b.data();
+    }
+    size_t bytes() const {
+        size_t n = 0;
+        for (const auto& b : memory)
+            n += b.capacity() * sizeof(float);
+        return n;
+    }
+
+    // What a query row sees, in rows of its sequence; packed boundaries in rows beyond the front.
+    struct Seen {
+        int64_t lo = 0, hi = 0, k_packed = 0, v_packed = 0;
+    };
+
+    std::array<std::vector<float>, buffers> memory;
+    std::vector<int32_t> ranges;
+    std::vector<Seen> seen;
+    std::vector<kernels::RowState> states;
+    SidePlan plan;
+};
+
+Scratch& thread_scratch();
+
+} // namespace kvmosaic
