@@ -1,0 +1,36 @@
+// AVX2, FMA and F16C: vectors of eight lanes, a lane block each.
+#include <immintrin.h>
+
+#include "kernels/cpu/tables.h"
+#include "kernels/grid.h"
+
+namespace kvmosaic::kernels::avx2 {
+
+constexpr const char* kName = "avx2";
+constexpr int kLanes = 8, kWide = 8, kRows = 3;
+typedef float F __attribute__((vector_size(32)));
+typedef int32_t I __attribute__((vector_size(32)));
+typedef uint32_t U __attribute__((vector_size(32)));
+typedef float Quad __attribute__((vector_size(16)));
+using V = F;
+using WideInt = I;
+
+inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
+inline F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline Quad narrow(V x) { return (Quad)_mm256_castps256_ps128((__m256)x) + (Quad)_mm256_extractf128_ps((__m256)x, 1); }
+inline float least_lane(F x) {
+    __m128 a = _mm_min_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    a = _mm_min_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_min_ss(a, _mm_movehdup_ps(a)));
+}
+inline F load_f16(const uint8_t* from) {
+    return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline void store_f16(uint8_t* to, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#include "kernels/cpu/table.inc"
+
+} // namespace kvmosaic::kernels::avx2

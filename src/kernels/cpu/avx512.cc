@@ -1,0 +1,41 @@
+// AVX-512: attention on vectors of sixteen lanes with twice the registers; pages on vectors of eight lanes, because a
+// lane block has no more.
+#include <immintrin.h>
+
+#include "kernels/cpu/tables.h"
+#include "kernels/grid.h"
+
+namespace kvmosaic::kernels::avx512 {
+
+constexpr const char* kName = "avx512";
+constexpr int kLanes = 8, kWide = 16, kRows = 6;
+typedef float F __attribute__((vector_size(32)));
+typedef int32_t I __attribute__((vector_size(32)));
+typedef uint32_t U __attribute__((vector_size(32)));
+typedef float V __attribute__((vector_size(64)));
+typedef int32_t WideInt __attribute__((vector_size(64)));
+typedef float Quad __attribute__((vector_size(16)));
+
+inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
+inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
+inline V fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline Quad narrow(V x) { // by shuffles: g++ 12 warns inside its own extracting intrinsics
+    const F half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                   __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+}
+inline float least_lane(F x) {
+    __m128 a = _mm_min_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    a = _mm_min_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_min_ss(a, _mm_movehdup_ps(a)));
+}
+inline F load_f16(const uint8_t* from) {
+    return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline void store_f16(uint8_t* to, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#include "kernels/cpu/table.inc"
+
+} // namespace kvmosaic::kernels::avx512

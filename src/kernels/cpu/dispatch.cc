@@ -1,0 +1,36 @@
+// Which tables this machine can run. Detection happens once; the compiler's runtime also asks whether the operating
+// system saves the wide registers.
+#include <cstdlib>
+
+#include "kernels/cpu/tables.h"
+
+namespace kvmosaic::kernels {
+
+const std::vector<const Table*>& available() {
+    static const std::vector<const Table*> tables = [] {
+        std::vector<const Table*> found = {&scalar::kTable};
+#if defined(__x86_64__)
+        const bool avx2 =
+            __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        if (avx2) found.push_back(&avx2::kTable);
+        if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+            found.push_back(&avx512::kTable);
+#endif
+        return found;
+    }();
+    return tables;
+}
+
+const Table* find(std::string_view isa) {
+    if (isa.empty()) {
+        const char* named = std::getenv("KVMOSAIC_ISA");
+        if (named == nullptr || *named == 0) return available().back();
+        isa = named;
+    }
+    for (const Table* table : available())
+        if (isa == table->isa) return table;
+    return nullptr;
+}
+
+} // namespace kvmosaic::kernels

@@ -1,0 +1,48 @@
+// The portable table: vectors of four lanes, which every family of processors has or the compiler takes apart, and no
+// instruction beyond the family's base.
+#include "kernels/cpu/tables.h"
+#include "kernels/grid.h"
+
+namespace kvmosaic::kernels::scalar {
+
+constexpr const char* kName = "scalar";
+constexpr int kLanes = 4, kWide = 4, kRows = 3;
+typedef float F __attribute__((vector_size(16)));
+typedef int32_t I __attribute__((vector_size(16)));
+typedef uint32_t U __attribute__((vector_size(16)));
+using V = F;
+using WideInt = I;
+using Quad = F;
+
+inline F fmax(F a, F b) { return a > b ? a : b; }
+inline F fmin(F a, F b) { return a < b ? a : b; }
+inline F fma(F a, F b, F c) { return a * b + c; }
+inline Quad narrow(V x) { return x; }
+inline float least_lane(F x) {
+    const float a = x[0] < x[1] ? x[0] : x[1], b = x[2] < x[3] ? x[2] : x[3];
+    return a < b ? a : b;
+}
+
+// Halves are widened in integer registers; subnormals through a subtraction of normal numbers, which is exact.
+inline F load_f16(const uint8_t* from) {
+    typedef uint16_t Half __attribute__((vector_size(8)));
+    Half half;
+    __builtin_memcpy(&half, from, sizeof(half));
+    const U h = __builtin_convertvector(half, U), abs = h & 0x7FFFu;
+    const U normal = (abs << 13) + 0x38000000u;
+    const U small = (U)((F)((abs << 13) + 0x38800000u) - 0x1p-14f);
+    const U special = (abs << 13) | 0x7F800000u;
+    U bits = (I)abs < 0x400 ? small : normal;
+    bits = (I)abs >= 0x7C00 ? special : bits;
+    return (F)(bits | ((h & 0x8000u) << 16));
+}
+inline void store_f16(uint8_t* to, F x) {
+    uint16_t half[4];
+    for (int i = 0; i < 4; ++i)
+        half[i] = f32_to_f16(x[i]);
+    __builtin_memcpy(to, half, sizeof(half));
+}
+
+#include "kernels/cpu/table.inc"
+
+} // namespace kvmosaic::kernels::scalar
