@@ -102,8 +102,12 @@ TEST(Rope, YarnKeepsFastAndInterpolatesSlowPairs) {
     for (int32_t i = 0; i < 64; ++i) {
         const double turns = 4096.0 * kept.angle(i) / (2 * std::numbers::pi);
         const double share = rope.angle(i) / kept.angle(i); // 1: kept, 1/16: interpolated
-        if (turns > 40) EXPECT_DOUBLE_EQ(share, 1.0) << i;
-        if (turns < 0.8) EXPECT_NEAR(share, 1.0 / 16.0, 1e-9) << i;
+        if (turns > 40) {
+            EXPECT_DOUBLE_EQ(share, 1.0) << i;
+        }
+        if (turns < 0.8) {
+            EXPECT_NEAR(share, 1.0 / 16.0, 1e-9) << i;
+        }
         EXPECT_LE(share, before + 1e-12) << i;
         before = share;
     }
