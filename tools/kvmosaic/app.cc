@@ -1,0 +1,85 @@
+#include "kvmosaic/app.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "eval/files.h"
+#include "kvmosaic/method.h"
+
+namespace kvmosaic::tool {
+
+void check(const Status& status) {
+    if (status) return;
+    throw Failure{status.code() == StatusCode::invalid_argument ? kBadUsage : kFailed, status.message()};
+}
+
+void notice(const std::string& text) { fmt::print(stderr, "kvmosaic: {}\n", text); }
+void warn(const std::string& text) { fmt::print(stderr, "kvmosaic: warning: {}\n", text); }
+
+void check_spec(const std::string& spec) { check(open_method(spec).status()); }
+
+const std::vector<std::string>& model_names() {
+    static const std::vector<std::string> names{"tiny", "small", "base", "swa"};
+    return names;
+}
+
+std::string find_model(const std::string& wish) {
+    if (wish.empty()) bad_usage("-m: a model is needed: a GGUF file, or one of the fetched names");
+    std::error_code ec;
+    if (std::filesystem::is_directory(wish, ec)) bad_usage("-m {}: is a folder, a GGUF file is needed", wish);
+    if (eval::exists(wish)) return wish;
+    for (const std::string& name : model_names()) {
+        if (name != wish) continue;
+        const std::string path = eval::cache_folder() + "/models/" + name + ".gguf";
+        if (!eval::exists(path)) fail("-m {0}: is not fetched yet; run `kvmosaic fetch {0}`", name);
+        return path;
+    }
+    fail("-m {}: no such file; a path of a GGUF file, or one of {} after `kvmosaic fetch NAME`", wish,
+         fmt::join(model_names(), ", "));
+}
+
+eval::Model load_model(const std::string& path) {
+    ProgressBar bar;
+    eval::Model model = take(eval::Model::load(path, bar.receiver()));
+    bar.finish();
+    for (const std::string& text : model.warnings())
+        warn(text);
+    return model;
+}
+
+std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file) {
+    if (has_prompt && !file.empty()) bad_usage("-p and -f exclude each other: the text comes from one of them");
+    std::string text = file.empty() ? prompt : take(eval::read_file(file));
+    if (text.empty()) bad_usage("{}: the text is empty", file.empty() ? "-p" : "-f " + file);
+    return text;
+}
+
+std::string program_folder() {
+    std::error_code ec;
+    const auto path = std::filesystem::read_symlink("/proc/self/exe", ec);
+    return ec ? std::string("./") : path.parent_path().string() + "/";
+}
+
+void check_new_file(const std::string& option, const std::string& target, bool force) {
+    if (target.empty() || target == "-" || force || !eval::exists(target)) return;
+    bad_usage("{} {}: exists already; name another file, or replace it with --force", option, target);
+}
+
+void write_json(const std::string& target, const std::string& text, bool force) {
+    if (target == "-") {
+        fmt::print("{}\n", text);
+        return;
+    }
+    check_new_file("--json", target, force);
+    check(eval::write_file(target, text + "\n"));
+}
+
+void add_common(CLI::App* app, Common* common) {
+    app->add_option("--threads", common->threads, "threads of the model's work (0: all of this machine)")
+        ->check(CLI::Range(0, 1024));
+    app->add_flag("--verbose", common->verbose, "show the log of libllama");
+}
+
+} // namespace kvmosaic::tool

@@ -1,0 +1,84 @@
+// What every verb shares: how it joins the command line, fails, finds models and shows progress.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "eval/engine.h"
+#include "kvmosaic/progress.h"
+#include "kvmosaic/status.h"
+
+namespace kvmosaic::tool {
+
+inline constexpr int kFailed = 1;
+inline constexpr int kBadUsage = 2;
+
+// Ends a verb: one sentence on stderr, then the exit code. Used inside the program only; the library returns Status.
+struct Failure {
+    int code;
+    std::string message;
+};
+
+template <typename... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
+    throw Failure{kFailed, fmt::format(text, std::forward<Args>(args)...)};
+}
+template <typename... Args>
+[[noreturn]] void bad_usage(fmt::format_string<Args...> text, Args&&... args) {
+    throw Failure{kBadUsage, fmt::format(text, std::forward<Args>(args)...)};
+}
+
+// Turns a bad status into a Failure; arguments out of range are bad usage.
+void check(const Status& status);
+template <typename T>
+T take(Result<T> result) {
+    check(result.status());
+    return std::move(*result);
+}
+
+// A sentence on stderr, `kvmosaic: ...`, also when output is not a terminal.
+void notice(const std::string& text);
+void warn(const std::string& text);
+
+// A spec that names no method or breaks a range ends the verb here, before any model is loaded.
+void check_spec(const std::string& spec);
+
+// A path as it is, or a fetched model's name ("tiny"). Ends the verb when there is neither.
+std::string find_model(const std::string& wish);
+const std::vector<std::string>& model_names();
+
+// Loads with a progress bar; says what in the file will hurt.
+eval::Model load_model(const std::string& path);
+
+// Text from -p or -f ("-": standard input), exactly one of them.
+std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file);
+
+// Folder of the running program, with a slash at its end.
+std::string program_folder();
+
+// Prints JSON to standard output for "-", else writes a file that did not exist (or may be replaced with `force`).
+void write_json(const std::string& target, const std::string& text, bool force);
+// The refusal alone, before work begins.
+void check_new_file(const std::string& option, const std::string& target, bool force);
+
+// Options that several verbs have.
+struct Common {
+    bool verbose = false;
+    int threads = 0;
+};
+void add_common(CLI::App* app, Common* common);
+
+// One a verb, in its own file: registers options and help and sets the callback.
+void add_run(CLI::App& app);
+void add_serve(CLI::App& app);
+void add_compare(CLI::App& app);
+void add_methods(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_fetch(CLI::App& app);
+void add_devices(CLI::App& app);
+
+} // namespace kvmosaic::tool

@@ -1,0 +1,55 @@
+// kvmosaic fetch: hands over to the script that gets models from Python packages.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include <unistd.h>
+
+#include "eval/files.h"
+#include "kvmosaic/app.h"
+
+namespace kvmosaic::tool {
+
+namespace {
+
+// Beside an installed program, or in the source tree that it was built from.
+std::string find_script() {
+    const std::string here = program_folder();
+    const std::vector<std::string> places{here + "../share/kvmosaic/fetch_model.py",
+                                          std::string(KVMOSAIC_SOURCE_DIR) + "/scripts/fetch_model.py"};
+    for (const std::string& place : places) {
+        if (eval::exists(place)) return place;
+    }
+    fail("fetch: the script fetch_model.py is missing; it was looked for at {}", fmt::join(places, " and "));
+}
+
+[[noreturn]] void become(std::vector<std::string> words) {
+    std::vector<char*> arguments;
+    for (std::string& word : words)
+        arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    std::fflush(nullptr);
+    ::execvp(arguments[0], arguments.data());
+    fail("fetch: cannot start {}: {}", words[0], std::strerror(errno));
+}
+
+} // namespace
+
+void add_fetch(CLI::App& app) {
+    auto name = std::make_shared<std::string>();
+    CLI::App* verb = app.add_subcommand("fetch", "get a test model into the user's cache folder, checked by SHA-256");
+    verb->add_option("name", *name, fmt::format("which model: {}", fmt::join(model_names(), ", ")))->required();
+    verb->footer("Examples\n  kvmosaic fetch tiny     SmolLM2-135M-Instruct, 94 MiB\n"
+                 "  kvmosaic fetch small    Qwen2.5-Coder-0.5B-Instruct, 469 MiB\n"
+                 "An interrupted download goes on where it stopped. Your own model needs no fetch: -m file.gguf.");
+    verb->callback([name] {
+        const auto& names = model_names();
+        if (std::find(names.begin(), names.end(), *name) == names.end()) {
+            bad_usage("fetch {}: no such model; one of {}", *name, fmt::join(names, ", "));
+        }
+        become({"python3", find_script(), *name});
+    });
+}
+
+} // namespace kvmosaic::tool

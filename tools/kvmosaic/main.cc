@@ -1,0 +1,53 @@
+// kvmosaic: the program. One file a verb; this one only joins them and turns every failure into one sentence.
+#include <cstdio>
+#include <exception>
+
+#include "kvmosaic/app.h"
+
+namespace {
+
+constexpr const char* kFooter = R"(Examples
+  kvmosaic fetch tiny                                      a small chat model, once
+  kvmosaic run -m tiny -p "What is a cache?"               answer through a MixKVQ cache
+  kvmosaic run -m tiny --chat --cache kivi:bits=2          talk to it
+  kvmosaic compare -m tiny -f text.txt --cache mixkvq --cache kivi:bits=4
+                                                           bits, memory and quality of caches, side by side
+  kvmosaic methods mixkvq                                  what a method can do
+  kvmosaic COMMAND --help                                  options and examples of a command)";
+
+int say(int code, const std::string& message) {
+    fmt::print(stderr, "kvmosaic: error: {}\n", message);
+    return code;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    using namespace kvmosaic::tool;
+    CLI::App app{"kvmosaic: large language models on a key/value cache of 2 to 4 true bits per value", "kvmosaic"};
+    app.set_version_flag("--version", std::string("kvmosaic ") + KVMOSAIC_VERSION);
+    app.footer(kFooter);
+    app.require_subcommand(1);
+    app.get_formatter()->column_width(34);
+    add_run(app);
+    add_compare(app);
+    add_inspect(app);
+    add_methods(app);
+    add_fetch(app);
+    add_serve(app);
+    add_devices(app);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& bad) {
+        if (bad.get_exit_code() == 0) return app.exit(bad); // --help, --version
+        return say(kBadUsage, std::string(bad.what()) + " (see kvmosaic --help)");
+    } catch (const Failure& bad) {
+        std::fflush(stdout);
+        return say(bad.code, bad.message);
+    } catch (const std::exception& bad) {
+        std::fflush(stdout);
+        return say(kFailed, bad.what());
+    }
+    if (std::fflush(stdout) != 0) return say(kFailed, "standard output cannot be written");
+    return 0;
+}
