@@ -121,7 +121,8 @@ std::vector<uint8_t> Cache::save(SeqId id) const {
 Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
     Impl& im = *impl_;
     im.end_step();
-    Reader r{bytes};
+    Reader r;
+    r.in = bytes;
     r.expect(r.get<uint32_t>("magic") == kMagic, "magic: these bytes are not a saved sequence");
     const uint32_t version = r.get<uint32_t>("version");
     r.expect(version == kVersion,
