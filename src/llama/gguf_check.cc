@@ -74,9 +74,10 @@ Status check_shards(const File& first, const SplitKeys& split, std::vector<File>
                       "is " + shard_name(split.no, split.count) + "; open the first one, " + prefix +
                           shard_suffix(0, split.count));
     }
-    std::unordered_map<std::string, const std::string*> owner; // tensor name -> file that has it
-    for (const auto& t : first.tensors)
-        owner.emplace(t.name, &first.path);
+    std::unordered_set<std::string> names;
+    for (const auto& t : first.tensors) {
+        names.insert(t.name);
+    }
     uint64_t tensors = first.tensors.size();
     shards.resize(split.count - 1);
     for (uint64_t no = 1; no < split.count; ++no) {
@@ -145,6 +146,10 @@ Status check_gguf(const std::string& path, GgufInfo* info) {
         tensors += shard.tensors.size();
     }
     if (Status s = gguf::check_model(first, found.warnings); !s) return s;
+    if (Status s = gguf::check_weights(first); !s) return s;
+    for (const File& shard : shards) {
+        if (Status s = gguf::check_weights(shard); !s) return s;
+    }
     if (tensors == 0) return failed(StatusCode::corrupt, path, "has no tensors; a model has at least one");
     if (info) *info = std::move(found);
     return {};

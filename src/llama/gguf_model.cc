@@ -282,11 +282,18 @@ Status ModelCheck::vocabulary(const std::string& kind, const std::vector<std::st
                                              "model may answer worse than it could");
         }
     }
+    if (pre && kind == "gpt2" && pre->text == "whitespace") {
+        return bad("tokenizer.ggml.pre is 'whitespace', which is allowed for tokenizer.ggml.model 'whitespace' only");
+    }
     for (uint64_t i = 0; types && i < n && 4 * (i + 1) <= types->raw.size(); ++i) {
         int32_t type = 0;
         std::memcpy(&type, types->raw.data() + 4 * i, 4);
         constexpr int32_t kByte = 6;
         const std::string& t = tokens[i];
+        if (type == kByte && kind == "bert") {
+            return bad("token " + num(i) + " is marked as a byte in tokenizer.ggml.token_type; the vocabulary kind " +
+                       quoted(kind) + " allows none, so its name looks wrong");
+        }
         if (type == kByte && (t.size() != 6 || !t.starts_with("<0x") || t[5] != '>')) {
             return bad("token " + num(i) + " is " + quoted(t) + " but marked as a byte in tokenizer.ggml.token_type; " +
                        "allowed are '<0x00>' to '<0xFF>'");
@@ -331,6 +338,27 @@ Status ModelCheck::special_ids(const std::string& kind, uint64_t n) {
 }
 
 } // namespace
+
+Status check_weights(const File& file) {
+    constexpr uint32_t kF32 = 0, kI32 = 26, kBf16 = 30;
+    for (const TensorInfo& t : file.tensors) {
+        const std::string at = "tensor " + quoted(t.name) + " has type " + num(t.type);
+        const bool vector = t.n_dims == 1 && t.type != 1 && t.type != kBf16 && t.type != kI32;
+        if (t.type != kF32 && (vector || t.name.ends_with("norm.weight") || t.name.ends_with(".bias"))) {
+            return failed(StatusCode::unsupported, file.path,
+                          at + "; allowed for norms, biases and vectors is 0 (f32)");
+        }
+        // 9 and 15 are formats of activations; 24 to 28 are integers and f64. No product takes them as weights.
+        const bool weight = t.name.starts_with("token_embd") || t.name == "output.weight" ||
+                            t.name.find("attn_") != std::string::npos || t.name.find("ffn_") != std::string::npos;
+        const bool table = t.name.find("tid2eid") != std::string::npos; // expert numbers by token
+        if (weight && !table && (t.type == 9 || t.type == 15 || (t.type >= 24 && t.type <= 28))) {
+            return failed(StatusCode::unsupported, file.path,
+                          at + "; not allowed for weights are 9, 15 and 24 to 28 (block sums, integers, f64)");
+        }
+    }
+    return {};
+}
 
 Status check_model(const File& file, std::vector<std::string>& warnings) { return ModelCheck(file, warnings).run(); }
 

@@ -11,4 +11,7 @@ namespace kvmosaic::gguf {
 
 Status check_model(const File& file, std::vector<std::string>& warnings);
 
+// Tensor types with which ggml's CPU kernels end the process when the weight is used.
+Status check_weights(const File& file);
+
 } // namespace kvmosaic::gguf
