@@ -19,6 +19,11 @@ inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
 inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
 inline F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 inline Quad narrow(V x) { return (Quad)_mm256_castps256_ps128((__m256)x) + (Quad)_mm256_extractf128_ps((__m256)x, 1); }
+inline I first_lanes(int32_t n) { return (I){0, 1, 2, 3, 4, 5, 6, 7} < n; }
+inline F load_part_lanes(const float* from, int32_t n) { return (F)_mm256_maskload_ps(from, (__m256i)first_lanes(n)); }
+inline V load_part_wide(const float* from, int32_t n) { return load_part_lanes(from, n); }
+inline void store_part(float* to, F v, int32_t n) { _mm256_maskstore_ps(to, (__m256i)first_lanes(n), (__m256)v); }
+inline bool any_lane(I mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 inline float least_lane(F x) {
     __m128 a = _mm_min_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
     a = _mm_min_ps(a, _mm_movehl_ps(a, a));
@@ -30,6 +35,8 @@ inline F load_f16(const uint8_t* from) {
 inline void store_f16(uint8_t* to, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 }
+
+inline void in_register(V& x) { asm("" : "+x"(x)); }
 
 #include "kernels/cpu/table.inc"
 

@@ -24,6 +24,15 @@ inline Quad narrow(V x) { // by shuffles: g++ 12 warns inside its own extracting
                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
     return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
 }
+inline F load_part_lanes(const float* from, int32_t n) {
+    return (F)_mm256_maskz_loadu_ps(__mmask8((1u << n) - 1), from);
+}
+inline V load_part_wide(const float* from, int32_t n) {
+    return (V)_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), from);
+}
+inline void store_part(float* to, F v, int32_t n) { _mm256_mask_storeu_ps(to, __mmask8((1u << n) - 1), (__m256)v); }
+inline void store_part(float* to, V v, int32_t n) { _mm512_mask_storeu_ps(to, __mmask16((1u << n) - 1), (__m512)v); }
+inline bool any_lane(I mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 inline float least_lane(F x) {
     __m128 a = _mm_min_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
     a = _mm_min_ps(a, _mm_movehl_ps(a, a));
@@ -35,6 +44,8 @@ inline F load_f16(const uint8_t* from) {
 inline void store_f16(uint8_t* to, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 }
+
+inline void in_register(V& x) { asm("" : "+v"(x)); }
 
 #include "kernels/cpu/table.inc"
 

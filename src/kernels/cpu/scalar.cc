@@ -18,6 +18,18 @@ inline F fmax(F a, F b) { return a > b ? a : b; }
 inline F fmin(F a, F b) { return a < b ? a : b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 inline Quad narrow(V x) { return x; }
+inline F load_part_lanes(const float* from, int32_t n) {
+    F v = {};
+    for (int32_t i = 0; i < n && i < 4; ++i)
+        v[i] = from[i];
+    return v;
+}
+inline V load_part_wide(const float* from, int32_t n) { return load_part_lanes(from, n); }
+inline void store_part(float* to, F v, int32_t n) {
+    for (int32_t i = 0; i < n && i < 4; ++i)
+        to[i] = v[i];
+}
+inline bool any_lane(I mask) { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
 inline float least_lane(F x) {
     const float a = x[0] < x[1] ? x[0] : x[1], b = x[2] < x[3] ? x[2] : x[3];
     return a < b ? a : b;
@@ -42,6 +54,8 @@ inline void store_f16(uint8_t* to, F x) {
         half[i] = f32_to_f16(x[i]);
     __builtin_memcpy(to, half, sizeof(half));
 }
+
+inline void in_register(V&) {}
 
 #include "kernels/cpu/table.inc"
 
