@@ -19,7 +19,7 @@ struct Stream {
     std::vector<float> q, k, v; // [T, H, D], [T, G, D], [T, G, D]
 };
 
-// Keys with a few loud channels that keep their sign, as real models have them.
+// Keys with a few loud channels that keep their sign, values with a mean per channel, as real models have them.
 Stream make_stream() {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
@@ -30,7 +30,7 @@ Stream make_stream() {
         for (int i = 0; i < kKvHeads * kDim; ++i)
             s.k.push_back(i % 16 == 3 ? 4.0f + normal(random) : normal(random));
         for (int i = 0; i < kKvHeads * kDim; ++i)
-            s.v.push_back(normal(random));
+            s.v.push_back(std::sin(0.1f * float(i)) + 0.5f * normal(random));
     }
     return s;
 }
