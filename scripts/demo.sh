@@ -4,16 +4,22 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=build/release/bin/kvmosaic
 
-say() { printf '\n$ %s\n' "$*"; }
-
-run=(run -m tiny --cache mixkvq -n 96 --temp 0 --chat
-     -p "Write three sentences about why the sea is salty.")
-compare=(compare -m tiny -f data/sample.txt --window 512 --windows 2 --score-from 128
+run=(run -m tiny --cache mixkvq -n 200 --temp 0 -p "Why is the sea salty, and why are rivers not?")
+compare=(compare -m tiny -f data/sample.txt --window 1024 --windows 1 --score-from 256
          --cache f16 --cache kivi:bits=4 --cache kivi:bits=2 --cache mixkvq)
 
-say kvmosaic "${run[*]}"
+say() { # the command as one would type it
+    local line='$ kvmosaic' word
+    for word in "$@"; do
+        [[ $word == *' '* ]] && word="\"$word\""
+        line+=" $word"
+    done
+    printf '\n%s\n' "$line"
+}
+
+say "${run[@]}"
 "$program" "${run[@]}" < /dev/null
-say kvmosaic "${compare[*]}"
+say "${compare[@]}"
 "$program" "${compare[@]}" < /dev/null
 
 cat <<'EOF'
