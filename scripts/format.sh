@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tool=clang-format
 command -v clang-format-14 > /dev/null && tool=clang-format-14
 command -v "$tool" > /dev/null || { echo "format.sh: clang-format is missing. On Debian: apt-get install clang-format" >&2; exit 1; }
-mapfile -d '' -t files < <(git ls-files -z '*.cc' '*.h' '*.cu' '*.cuh' '*.inc')
+# seam.h becomes part of llama.cpp's sources and keeps their style.
+mapfile -d '' -t files < <(git ls-files -z ':!src/llama/seam.h' '*.cc' '*.h' '*.cu' '*.cuh' '*.inc')
 ((${#files[@]})) || { echo "format.sh: git lists no sources here" >&2; exit 1; }
 case ${1:-} in
     '') "$tool" -i "${files[@]}" ;;
