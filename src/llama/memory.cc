@@ -55,7 +55,7 @@ Result<std::unique_ptr<Memory>> Memory::create(const llama_model& model, const l
 }
 
 Memory::~Memory() {
-    if (!options_.statistics) return;
+    if (!options_.statistics || steps_ == 0) return; // tools also make contexts that they only measure
     cache_->end_step();
     const Footprint f = cache_->footprint();
     std::fprintf(stderr,
