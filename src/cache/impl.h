@@ -151,6 +151,7 @@ struct Cache::Impl {
     bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
     void make_tiles();
     void end_step();
+    void blank(Page* page, int32_t index);
     void write_side(StepSequence& s, int32_t layer, int32_t head, Side side, RowsF32 q, RowsF32 x);
     void plan_page(const StepSequence& s, int32_t layer, int32_t head, Side side, const float* rows, int64_t first,
                    int64_t count, SidePlan* plan) const;

@@ -132,6 +132,7 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
             }
 
     Scratch& scratch = thread_scratch();
+    kernels::Counters counters; // decoded values were counted when they came
     for (Cut& cut : cuts) {
         const SidePlan& plan = plans[size_t(cut.index)];
         const int32_t dim = raw_layouts[size_t(cut.index)]->dim;
@@ -139,7 +140,7 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
         decode(*fresh, cut.index, cut.packed, plan.window.front + cut.slot * kPageTokens, cut.kept, x);
         for (int64_t i = 0; i < cut.kept; ++i)
             table->store_raw(plan.raw, x + i * dim, dim,
-                             cut.raw->bytes() + size_t(i) * size_t(dim) * bytes_of(plan.raw), nullptr);
+                             cut.raw->bytes() + size_t(i) * size_t(dim) * bytes_of(plan.raw), &counters);
         Slot& slot = fresh->sides[size_t(cut.index)].slots[size_t(cut.slot)];
         drop(slot.packed);
         drop(slot.raw);

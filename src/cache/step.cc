@@ -1,6 +1,7 @@
 // begin_step and end_step: which rows go where, and all memory that a step can need.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 #include "cache/impl.h"
@@ -257,6 +258,22 @@ void Cache::Impl::make_tiles() {
         r.store(0, std::memory_order_relaxed);
 }
 
+// A step that was given up before this layer was written (a failed or cancelled graph) leaves reserved pages without a
+// plan. They become pages of zeros: the caller truncates the rows, but must find a cache that is whole.
+void Cache::Impl::blank(Page* page, int32_t index) {
+    const SidePlan& plan = plans[size_t(index)];
+    const PageLayout& raw = *raw_layouts[size_t(index)];
+    const std::vector<uint8_t> widths = method->widths(raw.side);
+    std::vector<uint16_t> channels(raw.dim);
+    std::iota(channels.begin(), channels.end(), uint16_t(0));
+    const Ladder ladder = Ladder::uniform(*std::min_element(widths.begin(), widths.end()), raw.dim);
+    const std::vector<float> zeros(size_t(kPageTokens) * raw.dim);
+    const PageLayout l = layout(plan.store, raw.side, raw.dim, ladder);
+    page->layout = intern(l);
+    std::memset(page->bytes(), 0, l.bytes);
+    table->encode(*page->layout, channels.data(), zeros.data(), 0, kPageTokens, page->bytes());
+}
+
 void Cache::Impl::end_step() {
     if (!step.open) return;
     step.open = false;
@@ -272,6 +289,7 @@ void Cache::Impl::end_step() {
                         drop(state.slots[size_t(i)].raw);
                     for (int64_t i = before / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {
                         Page*& page = state.slots[size_t(i)].packed;
+                        if (!page->layout) blank(page, side_index(layer, head, side));
                         const uint32_t bytes = page->layout->bytes;
                         if (page->block == Arena::rounded(sizeof(Page) + bytes)) continue;
                         Page* exact = new_page(page->layout, bytes, false);

@@ -10,6 +10,9 @@
 
 namespace kvmosaic::kernels {
 
+// What stands for an infinity among raw rows of any type: large, yet products with it stay finite in fp32.
+inline constexpr float kInfinityStandIn = 65504.0f;
+
 struct Counters {
     int64_t non_finite = 0, saturated = 0;
 };
@@ -32,7 +35,7 @@ struct Table {
     // Decodes rows first .. first + n - 1 to fp32, channels in model order. out: [n][stride], dim values a row.
     void (*restore)(const PageLayout& page, const uint8_t* bytes, int32_t first, int32_t n, float* out, int64_t stride);
 
-    // Raw rows. store_raw replaces NaN by 0 and infinities by the largest finite value, saturates, and counts both.
+    // Raw rows. store_raw replaces NaN by 0 and infinities by +-kInfinityStandIn, saturates, and counts both.
     void (*load_raw)(RawType type, const uint8_t* rows, int32_t n, int32_t dim, float* out, int64_t stride);
     void (*store_raw)(RawType type, const float* x, int32_t dim, uint8_t* row, Counters* counters);
     // sum[d] += |round(q[d])| with q rounded to `type` first (non-finite q counts as 0), one vector.

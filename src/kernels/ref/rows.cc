@@ -19,7 +19,7 @@ void store_raw(RawType type, const float* x, int32_t dim, uint8_t* row, Counters
         float v = x[d];
         if (!std::isfinite(v)) {
             ++counters->non_finite;
-            if (std::isnan(v)) v = 0.0f;
+            v = std::isnan(v) ? 0.0f : std::copysign(kInfinityStandIn, v);
         } else if ((type == RawType::f16 && std::isinf(f16_to_f32(f32_to_f16(v)))) ||
                    (type == RawType::bf16 && std::isinf(bf16_to_f32(f32_to_bf16(v))))) {
             ++counters->saturated;
