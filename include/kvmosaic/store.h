@@ -84,7 +84,7 @@ struct PageLayout {
     uint8_t tier_count = 0;         // coded tiers
     std::array<TierLayout, kMaxTiers> tiers{};
     uint16_t coded = 0;             // padded depth that has scales: columns of the parameter arrays
-    uint16_t zero_bits = 0;         // channels in a 0-bit tier (offset only, not in `tiers`); the last columns are theirs
+    uint16_t zero_bits = 0;         // channels in a 0-bit tier: not in `tiers`, no codes, the last columns
     uint16_t raw_depth = 0;         // channels in the 16-bit tier: the first raw_depth of the ladder order
     uint32_t lane_block_bytes = 0;  // stride of a lane block
     uint32_t raw_offset = 0;        // [raw_depth][lanes] f16

@@ -19,7 +19,7 @@ MASK = (1 << 64) - 1
 
 
 def rows_of(dim):
-    """The golden input [128][dim]: multiples of 1/256 that f16 holds exactly, some channels larger, two runs constant."""
+    """The golden input [128][dim]: multiples of 1/256 that f16 holds exactly, with two constant runs."""
     state, rows = 1, []
     for t in range(PAGE_TOKENS):
         row = []
