@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -229,11 +230,11 @@ inline std::vector<Case> codec_cases(const std::vector<int32_t>& dims, const std
                     ladder.push(uint8_t(mix[i]), uint16_t(n));
                     left -= n;
                 }
-                std::string name = "ladder";
+                std::ostringstream name;
+                name << "ladder";
                 for (int i = 0; i < ladder.count; ++i)
-                    name += " " + std::to_string(ladder.tiers[size_t(i)].channels) + "x" +
-                            std::to_string(ladder.tiers[size_t(i)].bits);
-                cases.push_back({name + " D " + std::to_string(dim) + " group " + std::to_string(group),
+                    name << " " << ladder.tiers[size_t(i)].channels << "x" << int(ladder.tiers[size_t(i)].bits);
+                cases.push_back({name.str() + " D " + std::to_string(dim) + " group " + std::to_string(group),
                                  layout(tiered_spec(group, params), Side::key, dim, ladder), shuffled_channels(dim)});
             }
         }
