@@ -166,18 +166,21 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
     last_log_error();
 
     Context out;
-    Result<llama_context*> made = make_context(model.get(), params, {options.spec, options.cache});
+    // libllama rounds a context up to a multiple of 256; the cache refuses what was not asked for.
+    CacheOptions cache = options.cache;
+    cache.max_rows = int64_t(params.n_ctx);
+    Result<llama_context*> made = make_context(model.get(), params, {options.spec, cache});
     if (!made) return made.status();
     out.context_.reset(*made);
     out.cache_ = cache_of(out.get());
     out.ubatch_ = int32_t(params.n_ubatch);
+    out.size_ = int32_t(params.n_ctx);
     if (!out.cache_) {
         return Status(StatusCode::unsupported, fmt::format("the model does not take the cache '{}'", options.spec));
     }
     return out;
 }
 
-int32_t Context::size() const { return int32_t(llama_n_ctx_seq(get())); }
 int32_t Context::length() const { return int32_t(llama_memory_seq_pos_max(llama_get_memory(get()), 0)) + 1; }
 
 void Context::clear() {

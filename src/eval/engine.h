@@ -72,8 +72,8 @@ public:
 
     llama_context* get() const { return context_.get(); }
     Cache* cache() const { return cache_; }
-    int32_t size() const;   // tokens that fit
-    int32_t length() const; // tokens of sequence 0
+    int32_t size() const { return size_; } // tokens that fit
+    int32_t length() const;                // tokens of sequence 0
     void clear();
 
     // Appends tokens to sequence 0; `logits` tells for which of them logits are wanted (empty: for the last one).
@@ -90,7 +90,7 @@ private:
     };
     std::unique_ptr<llama_context, Free> context_;
     Cache* cache_ = nullptr;
-    int32_t ubatch_ = 0;
+    int32_t ubatch_ = 0, size_ = 0;
     double seconds_ = 0;
 };
 

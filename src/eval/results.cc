@@ -62,7 +62,7 @@ bool same_row(const ordered_json& a, const ordered_json& b) {
 void keep_others(const std::string& path, ordered_json* out) {
     const Result<std::string> text = exists(path) ? read_file(path) : Status(StatusCode::not_found, path);
     const ordered_json old = text ? ordered_json::parse(*text, nullptr, false) : ordered_json();
-    if (!old.is_object() || !old.contains("rows")) return;
+    if (!old.is_object() || !old.contains("rows")) return; // load_progress has refused what is no progress
     for (const ordered_json& entry : old["rows"]) {
         bool found = false;
         for (ordered_json& row : (*out)["rows"]) {
@@ -178,7 +178,7 @@ Status load_progress(const std::string& path, const CompareHead& head, std::vect
     const Result<std::string> text = read_file(path);
     if (!text) return text.status();
     const ordered_json file = ordered_json::parse(*text, nullptr, false);
-    if (file.is_discarded() || !file.is_object() || file.value("kind", "") != kProgressKind) {
+    if (file.is_discarded() || !file.is_object() || !file.contains("kind") || file["kind"] != kProgressKind) {
         return {StatusCode::invalid_argument,
                 fmt::format("--resume {}: is not the progress of a comparison; name a new file", path)};
     }

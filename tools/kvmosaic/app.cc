@@ -63,7 +63,13 @@ std::string program_folder() {
 }
 
 void check_new_file(const std::string& option, const std::string& target, bool force) {
-    if (target.empty() || target == "-" || force || !eval::exists(target)) return;
+    if (target.empty() || target == "-") return;
+    const std::filesystem::path folder = std::filesystem::path(target).parent_path();
+    std::error_code ec;
+    if (!folder.empty() && !std::filesystem::is_directory(folder, ec)) {
+        bad_usage("{} {}: the folder {} does not exist", option, target, folder.string());
+    }
+    if (force || !eval::exists(target)) return;
     bad_usage("{} {}: exists already; name another file, or replace it with --force", option, target);
 }
 

@@ -51,6 +51,7 @@ eval::CompareOptions plan(const Options& o, bool windows_given, bool score_given
 void compare(const Options& o, bool windows_given, bool score_given) {
     check_specs(o.specs);
     check_new_file("--json", o.json, o.force);
+    check_new_file("--resume", o.resume, true); // may exist, but its folder must
     const auto type = take(eval::parse_weights(o.weights.empty() ? "f16" : o.weights));
     eval::CompareHead head;
     head.options = plan(o, windows_given, score_given);

@@ -1,4 +1,5 @@
 // kvmosaic fetch: hands over to the script that gets models from Python packages.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -37,18 +38,31 @@ std::string find_script() {
 } // namespace
 
 void add_fetch(CLI::App& app) {
-    auto name = std::make_shared<std::string>();
+    struct Options {
+        std::string name;
+        bool list = false, json = false;
+    };
+    auto o = std::make_shared<Options>();
     CLI::App* verb = app.add_subcommand("fetch", "get a test model into the user's cache folder, checked by SHA-256");
-    verb->add_option("name", *name, fmt::format("which model: {}", fmt::join(model_names(), ", ")))->required();
+    verb->add_option("name", o->name, fmt::format("which model: {}", fmt::join(model_names(), ", ")));
+    verb->add_flag("--list", o->list, "all models with size, licence and whether they are there");
+    verb->add_flag("--json", o->json, "as JSON");
     verb->footer("Examples\n  kvmosaic fetch tiny     SmolLM2-135M-Instruct, 94 MiB\n"
                  "  kvmosaic fetch small    Qwen2.5-Coder-0.5B-Instruct, 469 MiB\n"
+                 "  kvmosaic fetch --list\n"
                  "An interrupted download goes on where it stopped. Your own model needs no fetch: -m file.gguf.");
-    verb->callback([name] {
+    verb->callback([o] {
         const auto& names = model_names();
-        if (std::find(names.begin(), names.end(), *name) == names.end()) {
-            bad_usage("fetch {}: no such model; one of {}", *name, fmt::join(names, ", "));
+        if (!o->list && std::find(names.begin(), names.end(), o->name) == names.end()) {
+            bad_usage("fetch {}: no such model; one of {}", o->name, fmt::join(names, ", "));
         }
-        become({"python3", find_script(), *name});
+        std::vector<std::string> words{"python3", find_script()};
+        if (o->list)
+            words.push_back("--list");
+        else
+            words.push_back(o->name);
+        if (o->json) words.push_back("--json");
+        become(std::move(words));
     });
 }
 
