@@ -33,7 +33,10 @@ void on_log(ggml_log_level level, const char* text, void*) {
     if (log_listener) log_listener(text);
     if (level != GGML_LOG_LEVEL_CONT) log_level = level, log_line.clear();
     log_line += text;
-    if (log_level == GGML_LOG_LEVEL_ERROR && !trim(log_line).empty()) log_error = trim(log_line);
+    if (log_level != GGML_LOG_LEVEL_ERROR || trim(log_line).empty()) return;
+    // The first error names the cause; what follows only says that the caller failed too.
+    const bool continued = level == GGML_LOG_LEVEL_CONT && log_line.starts_with(log_error);
+    if (log_error.empty() || continued) log_error = trim(log_line);
 }
 
 // " (reason)" from the log, or nothing.

@@ -16,7 +16,7 @@ struct llama_vocab;
 
 namespace kvmosaic::eval {
 
-// Sends libllama's log to stderr when verbose; otherwise keeps it quiet. Either way the last error line is kept.
+// Sends libllama's log to stderr when verbose; otherwise keeps it quiet. Either way the first error line is kept.
 void set_verbose(bool verbose);
 std::string last_log_error(); // and forgets it; empty when there was none
 
