@@ -18,7 +18,17 @@ using WideInt = I;
 inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
 inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
 inline F fma(F a, F b, F c) { return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-inline Quad narrow(V x) { return (Quad)_mm256_castps256_ps128((__m256)x) + (Quad)_mm256_extractf128_ps((__m256)x, 1); }
+inline Quad sum_lanes(V a, V b, V c, V d) {
+    const V ac = __builtin_shufflevector(a, c, 0, 1, 2, 3, 8, 9, 10, 11) +
+                 __builtin_shufflevector(a, c, 4, 5, 6, 7, 12, 13, 14, 15);
+    const V bd = __builtin_shufflevector(b, d, 0, 1, 2, 3, 8, 9, 10, 11) +
+                 __builtin_shufflevector(b, d, 4, 5, 6, 7, 12, 13, 14, 15);
+    const V pairs = __builtin_shufflevector(ac, bd, 0, 2, 8, 10, 4, 6, 12, 14) +
+                    __builtin_shufflevector(ac, bd, 1, 3, 9, 11, 5, 7, 13, 15); // a a b b c c d d
+    const Quad ab = __builtin_shufflevector(pairs, pairs, 0, 1, 2, 3);
+    const Quad cd = __builtin_shufflevector(pairs, pairs, 4, 5, 6, 7);
+    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+}
 inline I first_lanes(int32_t n) { return (I){0, 1, 2, 3, 4, 5, 6, 7} < n; }
 inline F load_part_lanes(const float* from, int32_t n) { return (F)_mm256_maskload_ps(from, (__m256i)first_lanes(n)); }
 inline V load_part_wide(const float* from, int32_t n) { return load_part_lanes(from, n); }

@@ -19,10 +19,17 @@ typedef float Quad __attribute__((vector_size(16)));
 inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
 inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }
 inline V fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-inline Quad narrow(V x) { // by shuffles: g++ 12 warns inside its own extracting intrinsics
-    const F half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                   __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    return __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+inline Quad sum_lanes(V a, V b, V c, V d) { // by shuffles: g++ 12 warns inside its own intrinsics for them
+    const V ac = __builtin_shufflevector(a, c, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                 __builtin_shufflevector(a, c, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    const V bd = __builtin_shufflevector(b, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                 __builtin_shufflevector(b, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    // Four lanes each of a, c, b, d.
+    V x = __builtin_shufflevector(ac, bd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+          __builtin_shufflevector(ac, bd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    x += __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return __builtin_shufflevector(x, x, 0, 8, 4, 12);
 }
 inline F load_part_lanes(const float* from, int32_t n) {
     return (F)_mm256_maskz_loadu_ps(__mmask8((1u << n) - 1), from);

@@ -17,7 +17,11 @@ using Quad = F;
 inline F fmax(F a, F b) { return a > b ? a : b; }
 inline F fmin(F a, F b) { return a < b ? a : b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
-inline Quad narrow(V x) { return x; }
+inline Quad sum_lanes(V a, V b, V c, V d) {
+    const Quad ab = __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+    const Quad cd = __builtin_shufflevector(c, d, 0, 2, 4, 6) + __builtin_shufflevector(c, d, 1, 3, 5, 7);
+    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+}
 inline F load_part_lanes(const float* from, int32_t n) {
     F v = {};
     for (int32_t i = 0; i < n && i < 4; ++i)
