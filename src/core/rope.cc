@@ -1,4 +1,4 @@
-// Rotary embedding as ggml's rope operation computes it (llama.cpp, ggml_rope_ext), in double where ggml uses float.
+// Rotary embedding as llama.cpp's rope operation computes it (ggml), in double where that uses float.
 #include <algorithm>
 #include <cmath>
 #include <numbers>

@@ -167,7 +167,8 @@ const MethodEntry& mixkvq_method() {
     static const MethodEntry entry{
         {.name = "mixkvq",
          .summary = "key channels at 16, 4 or 2 bits by query magnitude times key scale, values at 2 bits",
-         .paper = "MixKVQ, 2025, arXiv 2512.19206 (ACL 2026)",
+         .paper = "MixKVQ: Query-Aware Mixed-Precision KV Cache Quantization for Long-Context Reasoning, 2025, arXiv "
+                  "2512.19206",
          .options = {threshold("hi", "12", "key channels with a score above this stay raw"),
                      threshold("mid", "1.6", "others with a score above this get 4 bits, the rest 2"),
                      share("raw_share", "instead of hi: share of the channels that stay raw, best scores first"),
