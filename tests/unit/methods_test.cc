@@ -305,5 +305,37 @@ TEST(MixKvq, ContradictoryStatisticsStillGiveALegalPlan) {
     }
 }
 
+// The figures of docs/methods.md.
+TEST(MethodsDoc, TrueBits) {
+    struct Row {
+        const char* spec;
+        int32_t dim;
+        double key, value;
+    };
+    for (const Row& row :
+         {Row{"f16", 64, 16, 16}, Row{"f32", 128, 32, 32}, Row{"kivi", 64, 3, 3}, Row{"kivi", 128, 3, 3},
+          Row{"kivi:bits=1", 128, 2, 2}, Row{"kivi:bits=3", 128, 4, 4}, Row{"kivi:bits=4", 64, 5, 5},
+          Row{"kivi:bits=6", 128, 7, 7}, Row{"kivi:bits=8", 128, 9, 9}, Row{"kivi:group=128", 64, 2.25, 2.5},
+          Row{"kivi:group=128", 128, 2.25, 2.25}, Row{"kivi:bits=8,group=128", 128, 8.25, 8.25},
+          Row{"kivi:params=f8e4m3", 128, 2.5, 2.5}, Row{"mixkvq", 64, 3.0625, 3}, Row{"mixkvq:v=3", 128, 3.0625, 4}}) {
+        const auto method = open(row.spec);
+        for (const Side side : {Side::key, Side::value}) {
+            const SidePlan plan = method->initial(side, 0, 0, row.dim);
+            EXPECT_DOUBLE_EQ(layout(plan.store, side, row.dim, plan.ladder).true_bits(),
+                             side == Side::key ? row.key : row.value)
+                << row.spec << " " << row.dim;
+        }
+    }
+    SidePlan plan = open("mixkvq")->initial(Side::key, 0, 0, 128);
+    for (const auto& [raw, mid, bits] :
+         {std::tuple(0, 32, 3.5625), std::tuple(4, 51, 4.625), std::tuple(8, 64, 5.0625)}) {
+        plan.ladder = Ladder();
+        plan.ladder.push(16, uint16_t(raw));
+        plan.ladder.push(4, uint16_t(mid));
+        plan.ladder.push(2, uint16_t(128 - raw - mid));
+        EXPECT_DOUBLE_EQ(layout(plan.store, Side::key, 128, plan.ladder).true_bits(), bits);
+    }
+}
+
 } // namespace
 } // namespace kvmosaic
