@@ -96,21 +96,30 @@ TEST(Ref, RawPages) {
 }
 
 TEST(Ref, StoreRawCounts) {
-    const float x[6] = {1.0f, NAN, kInf, -kInf, 70000.0f, 65519.0f};
-    uint8_t row[24];
-    Counters counters;
-    reference().store_raw(RawType::f16, x, 6, row, &counters);
-    EXPECT_EQ(counters.non_finite, 3);
-    EXPECT_EQ(counters.saturated, 1);
-    const float want[6] = {1.0f, 0.0f, 65504.0f, -65504.0f, 65504.0f, 65504.0f};
-    for (uint32_t i = 0; i < 6; ++i)
-        EXPECT_EQ(load(RawType::f16, row, i), want[i]) << i;
-    counters = {};
-    reference().store_raw(RawType::f32, x, 6, row, &counters);
-    EXPECT_EQ(counters.non_finite, 3);
-    EXPECT_EQ(counters.saturated, 0);
-    EXPECT_EQ(load(RawType::f32, row, 1), 0.0f);
-    EXPECT_EQ(load(RawType::f32, row, 2), std::numeric_limits<float>::max());
+    const float x[7] = {1.0f, NAN, kInf, -kInf, 70000.0f, 65519.0f, 3.4e38f};
+    for (const kernels::Table* table : tables()) {
+        uint8_t row[28];
+        Counters counters;
+        table->store_raw(RawType::f16, x, 7, row, &counters);
+        EXPECT_EQ(counters.non_finite, 3) << table->isa;
+        EXPECT_EQ(counters.saturated, 2) << table->isa;
+        const float want[7] = {1.0f, 0.0f, 65504.0f, -65504.0f, 65504.0f, 65504.0f, 65504.0f};
+        for (uint32_t i = 0; i < 7; ++i)
+            EXPECT_EQ(load(RawType::f16, row, i), want[i]) << table->isa << " " << i;
+        // Wider types keep what fits; an infinity becomes the same stand-in, whose products stay finite.
+        counters = {};
+        table->store_raw(RawType::f32, x, 7, row, &counters);
+        EXPECT_EQ(counters.non_finite, 3) << table->isa;
+        EXPECT_EQ(counters.saturated, 0) << table->isa;
+        const float wide[7] = {1.0f, 0.0f, 65504.0f, -65504.0f, 70000.0f, 65519.0f, 3.4e38f};
+        for (uint32_t i = 0; i < 7; ++i)
+            EXPECT_EQ(load(RawType::f32, row, i), wide[i]) << table->isa << " " << i;
+        counters = {};
+        table->store_raw(RawType::bf16, x, 7, row, &counters);
+        EXPECT_EQ(counters.non_finite, 3) << table->isa;
+        EXPECT_EQ(counters.saturated, 1) << table->isa; // 3.4e38 rounds past the largest bf16
+        EXPECT_EQ(load(RawType::bf16, row, 6), 0x1.FEp127f) << table->isa;
+    }
 }
 
 TEST(Ref, AddAbsRoundsFirst) {
