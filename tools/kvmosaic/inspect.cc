@@ -14,7 +14,7 @@ using nlohmann::ordered_json;
 
 struct Options {
     std::string model, prompt, file, spec = "mixkvq", side, ladder;
-    int layer = -1, head = -1, head_dim = 0;
+    int layer = -1, head = -1, head_dim = 0, ctx = 0;
     bool json = false;
     Common common;
 };
@@ -50,7 +50,7 @@ void without_model(const Options& o) {
     const auto method = take(open_method(o.spec));
     ordered_json out{
         {"spec", o.spec}, {"version", KVMOSAIC_VERSION}, {"head_dim", o.head_dim}, {"sides", ordered_json::array()}};
-    if (!o.json) fmt::print("{} ({}), head size {}\n", o.spec, method->spec(), o.head_dim);
+    std::string text = fmt::format("{} ({}), head size {}\n", o.spec, method->spec(), o.head_dim);
     for (const Side side : sides_of(o)) {
         SidePlan plan = method->initial(side, 0, 0, o.head_dim);
         if (plan.window.flush > 0) check(validate(plan.store, side, o.head_dim));
@@ -64,13 +64,13 @@ void without_model(const Options& o) {
             out["sides"].push_back(std::move(entry));
             continue;
         }
-        fmt::print("\n{} side: {}\n{}", name_of(side), window_text(plan.window), draw(page));
+        text += fmt::format("\n{} side: {}\n{}", name_of(side), window_text(plan.window), draw(page));
         if (tiered) {
-            fmt::print("  (the ladder is decided block by block; drawn for {}{})\n", ladder_text(page),
-                       o.ladder.empty() ? ", another one with --ladder 16:12,4:44,2:72" : "");
+            text += fmt::format("  (the ladder is decided block by block; drawn for {}{})\n", ladder_text(page),
+                                o.ladder.empty() ? ", another one with --ladder 16:12,4:44,2:72" : "");
         }
     }
-    if (o.json) fmt::print("{}\n", out.dump(2));
+    fmt::print("{}", o.json ? out.dump(2) + "\n" : text);
 }
 
 // One layer, head and side of a cache, as it is now.
@@ -174,11 +174,18 @@ void with_model(const Options& o, bool has_prompt) {
     const eval::Model model = load_model(path);
     eval::ContextOptions wish;
     wish.spec = o.spec;
+    wish.context = o.ctx;
     wish.threads = o.common.threads;
     eval::Context context = take(eval::Context::make(model, wish));
     if (has_text) {
+        std::vector<int32_t> tokens = model.tokenize(text, true, false);
+        if (int64_t(tokens.size()) > context.size()) {
+            notice(fmt::format("the text has {} tokens; the first {}, which the context holds, are used", tokens.size(),
+                               context.size()));
+            tokens.resize(size_t(context.size()));
+        }
         ProgressBar bar;
-        check(context.prefill(model.tokenize(text, true, false), bar.receiver()));
+        check(context.prefill(tokens, bar.receiver()));
     }
     const eval::CacheReport now = eval::report(context);
     const Cache& cache = *context.cache();
@@ -257,6 +264,8 @@ void add_inspect(CLI::App& app) {
     CLI::Option* prompt = verb->add_option("-p,--prompt", o->prompt, "text to run through the model first");
     verb->add_option("-f,--file", o->file, "the text from a file (-: standard input)");
     verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods)")->capture_default_str();
+    verb->add_option("--ctx", o->ctx, "most tokens of the text (0: as the model was trained)")
+        ->check(CLI::Range(0, 1 << 24));
     verb->add_option("--layer", o->layer, "only this layer")->check(CLI::NonNegativeNumber);
     verb->add_option("--head", o->head, "only this KV head")->check(CLI::NonNegativeNumber);
     verb->add_option("--side", o->side, "only keys (k) or values (v)")->check(CLI::IsMember({"k", "v"}));

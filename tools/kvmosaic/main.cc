@@ -1,4 +1,5 @@
 // kvmosaic: the program. One file a verb; this one only joins them and turns every failure into one sentence.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
@@ -36,6 +37,13 @@ int main(int argc, char** argv) {
     add_fetch(app);
     add_serve(app);
     add_devices(app);
+    const std::string verb = argc > 1 ? argv[1] : "";
+    std::vector<std::string> verbs;
+    for (const CLI::App* known : app.get_subcommands({}))
+        verbs.push_back(known->get_name());
+    if (!verb.empty() && verb[0] != '-' && std::find(verbs.begin(), verbs.end(), verb) == verbs.end()) {
+        return say(kBadUsage, fmt::format("{}: no such command; one of {}", verb, fmt::join(verbs, ", ")));
+    }
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& bad) {

@@ -10,24 +10,16 @@ namespace kvmosaic::tool {
 
 namespace {
 
-std::string range_of(const OptionInfo& option) {
-    if (!option.choices.empty()) return fmt::format("{}", fmt::join(option.choices, "|"));
-    return fmt::format("{:g} .. {:g}", option.min, option.max);
-}
-
-const char* kind_name(OptionInfo::Kind kind) {
-    return kind == OptionInfo::Kind::integer ? "integer" : kind == OptionInfo::Kind::real ? "real" : "choice";
-}
-
 nlohmann::ordered_json to_json(const MethodInfo& info) {
     nlohmann::ordered_json options = nlohmann::ordered_json::array();
     for (const OptionInfo& option : info.options) {
         nlohmann::ordered_json entry{
-            {"name", option.name}, {"kind", kind_name(option.kind)}, {"default", option.fallback}};
+            {"name", option.name}, {"kind", name_of(option.kind)}, {"default", option.fallback}};
         if (option.choices.empty())
             entry["min"] = option.min, entry["max"] = option.max;
         else
             entry["choices"] = option.choices;
+        if (!option.word.empty()) entry["word"] = option.word;
         entry["help"] = option.help;
         options.push_back(std::move(entry));
     }
@@ -43,7 +35,7 @@ void print_one(const MethodInfo& info) {
     if (info.paper != "-") fmt::print("  paper: {}\n", info.paper);
     if (info.uses_query) fmt::print("  looks at the queries: running statistics are kept and counted\n");
     for (const OptionInfo& option : info.options) {
-        fmt::print("  {:<22} {:<24} {}\n", fmt::format("{}={}", option.name, option.fallback), range_of(option),
+        fmt::print("  {:<22} {:<24} {}\n", fmt::format("{}={}", option.name, option.fallback), allowed_text(option),
                    option.help);
     }
 }
