@@ -178,7 +178,7 @@ build() { # name of the set, targets
     # Not left to ninja: one of the server's steps is never up to date.
     [[ -f $stamp ]] && return
     steps=$(ninja -C "$dir/build" -n "$@" | grep -cE '^\[' || true)
-    echo "building llama.cpp: $steps steps, about $(((steps * 3 + 99) / 100)) minutes on two cores, only once"
+    ((steps == 0)) || echo "building llama.cpp: $steps files, about $(((steps * 3 + 99) / 100)) min on two cores, only once"
     local run=(nice -n 5 ninja -C "$dir/build" -j "${JOBS:-$(nproc)}" "$@")
     local log=$dir/build.log ok=yes
     if [[ -t 1 ]]; then
