@@ -179,14 +179,19 @@ ggml_tensor* attend(const llm_graph_context& g, llm_graph_input_i* inp, ggml_ten
         cannot(g.arch, "layer " + std::to_string(il) +
                            (k ? " stores K/V that its parameters do not announce" : " has no K/V and shares none"));
     }
+    // a layer that borrows K/V keeps its own number of query heads
     const LayerShape& shape = memory.cache().shape().layers[size_t(owner)];
-    expect(g, il, "the number of Q heads", q->ne[1], shape.heads);
+    const int32_t heads = memory.cache().shape().layers[size_t(il)].heads;
+    expect(g, il, "the number of Q heads", q->ne[1], heads);
     expect(g, il, "the size of a Q head", q->ne[0], shape.key_dim);
+    if (heads % shape.kv_heads != 0)
+        cannot(g.arch, "layer " + std::to_string(il) + ": K/V heads do not divide Q heads");
 
     LayerOp& op = input->add_op(owner);
     op.args.scale = scale;
     op.args.soft_cap = memory.hparams().attn_soft_cap ? memory.hparams().f_attn_logit_softcapping : 0.0f;
     op.args.causal = g.cparams.causal_attn;
+    if (owner != il) op.args.heads = heads;
     if (memory.hparams().swa_type == LLAMA_SWA_TYPE_STANDARD && memory.hparams().is_swa(uint32_t(il))) {
         op.args.window = int32_t(memory.hparams().n_swa);
     }
@@ -202,8 +207,8 @@ ggml_tensor* attend(const llm_graph_context& g, llm_graph_input_i* inp, ggml_ten
         marker = add_write(g, *input, q, k, v, op);
     }
     ggml_tensor* args[3] = {q, marker, sinks};
-    ggml_tensor* cur = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, int64_t(shape.value_dim) * shape.heads, q->ne[2], 1, 1,
-                                      args, sinks ? 3 : 2, op_attend, GGML_N_TASKS_MAX, &op);
+    ggml_tensor* cur = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, int64_t(shape.value_dim) * heads, q->ne[2], 1, 1, args,
+                                      sinks ? 3 : 2, op_attend, GGML_N_TASKS_MAX, &op);
     g.cb(cur, "kqv_out", il);
     ggml_build_forward_expand(g.gf, cur);
     return project(g, cur, wo, wo_b, wo_s);

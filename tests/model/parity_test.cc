@@ -1,5 +1,8 @@
 // Our cache against llama.cpp's own in f32, driven through llama.h only: the logits after every kind of sequence
 // operation. Weights are f32, so that what differs is the cache.
+#include <algorithm>
+#include <cstdio>
+
 #include <gtest/gtest.h>
 
 #include "model/support.h"
@@ -206,13 +209,19 @@ TEST_F(SeamParity, ForeignStateIsRefused) {
     std::vector<uint8_t> bytes(llama_state_seq_get_size(own.get(), 0));
     ASSERT_EQ(llama_state_seq_get_data(own.get(), bytes.data(), bytes.size(), 0), bytes.size());
 
-    std::vector<uint8_t> bad = bytes;
-    bad[0] ^= 0xFF;
-    EXPECT_EQ(llama_state_seq_set_data(own.get(), bad.data(), bad.size(), 2), 0u);
-    bad = bytes;
-    for (size_t i = 12; i < 20; ++i)
-        bad[i] = 0x7F; // a length of many exabytes
-    EXPECT_EQ(llama_state_seq_set_data(own.get(), bad.data(), bad.size(), 2), 0u);
+    // behind libllama's own two words: our magic, the number of sequences, an id, a length
+    ASSERT_GT(bytes.size(), 28u);
+    const auto refused = [&](size_t first, size_t last, uint8_t value) {
+        std::vector<uint8_t> bad = bytes;
+        std::fill(bad.begin() + ptrdiff_t(first), bad.begin() + ptrdiff_t(last), value);
+        return llama_state_seq_set_data(own.get(), bad.data(), bad.size(), 2) == 0;
+    };
+    EXPECT_TRUE(refused(8, 9, 0xFF));
+    EXPECT_TRUE(refused(12, 16, 0x7F));
+    EXPECT_TRUE(refused(16, 20, 0xFF)); // sequence -1
+    EXPECT_TRUE(refused(20, 28, 0x7F)); // many exabytes
+    EXPECT_TRUE(refused(28, 29, 0xFF)); // the cache's own header
+    std::vector<uint8_t> bad;
     bad.assign(bytes.begin(), bytes.begin() + ptrdiff_t(bytes.size() / 2));
     EXPECT_EQ(llama_state_seq_set_data(own.get(), bad.data(), bad.size(), 2), 0u);
     EXPECT_EQ(cache_of(own.get())->rows(2), 0);

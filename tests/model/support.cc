@@ -13,6 +13,24 @@ namespace kvmosaic::testing {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+// Errors only on the terminal, from the first call on.
+void start_library() {
+    static const bool once = [] {
+        llama_log_set(
+            [](ggml_log_level level, const char* text, void*) {
+                if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+            },
+            nullptr);
+        llama_backend_init();
+        return true;
+    }();
+    (void)once;
+}
+
+} // namespace
+
 fs::path models_folder() {
     const char* cache = std::getenv("XDG_CACHE_HOME");
     const char* home = std::getenv("HOME");
@@ -30,6 +48,7 @@ std::string f32_model_path(const std::string& name) {
     if (fs::exists(path)) return path.string();
     const std::string source = model_path(name);
     if (source.empty()) return {};
+    start_library();
     llama_model_quantize_params params = llama_model_quantize_default_params();
     params.ftype = LLAMA_FTYPE_ALL_F32;
     params.allow_requantize = true;
@@ -45,16 +64,7 @@ std::string f32_model_path(const std::string& name) {
 }
 
 ModelPtr load_model(const std::string& path) {
-    static const bool once = [] {
-        llama_log_set(
-            [](ggml_log_level level, const char* text, void*) {
-                if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-            },
-            nullptr);
-        llama_backend_init();
-        return true;
-    }();
-    (void)once;
+    start_library();
     return ModelPtr(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
 }
 
