@@ -11,7 +11,7 @@ struct Footprint {
     int64_t values[2] = {};   // key, value: tokens x KV heads x D over all layers
 
     int64_t packed[2] = {};   // sealed and open pages: codes, scales, offsets, maps, padding
-    int64_t raw[2] = {};      // front and recent pages, whole pages even when part full
+    int64_t raw[2] = {};      // front and recent pages, their unused rows included
     int64_t tables = 0;       // page headers, page tables, positions, layouts
     int64_t statistics = 0;   // query statistics
     int64_t reserved = 0;     // taken for seals of the step under way, returned at its end

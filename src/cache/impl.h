@@ -148,6 +148,7 @@ struct Cache::Impl {
     Status begin_step(std::span<const StepRow> rows);
     Status check_room(const StepSequence& s) const;
     bool prepare_side(StepSequence& s, int32_t layer, int32_t head, Side side, std::vector<Change>* changes);
+    const PageLayout* raw_page(int32_t index, int64_t rows);
     bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
     void make_tiles();
     void end_step();
@@ -165,6 +166,7 @@ struct Cache::Impl {
 };
 
 inline constexpr int32_t kMaxTileRows = 64; // also the query vectors that share a restored page, if the group allows
+inline constexpr int32_t kRawStep = 32;     // rows by which a raw page grows
 inline constexpr int32_t kSpanPages = 4; // pages per partial attention state (512 tokens); fixed, so that bits of the
                                          // result do not depend on threads or on how rows were grouped
 

@@ -122,7 +122,7 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
                 const int64_t packed = fresh->packed[packed_index(int32_t(layer), side)];
                 const int64_t kept = beyond % kPageTokens;
                 if (beyond >= packed || kept == 0) continue;
-                const PageLayout* raw = raw_layouts[size_t(index)];
+                const PageLayout* raw = raw_page(index, kept);
                 cuts.push_back({index, beyond / kPageTokens, kept, packed, new_page(raw, raw->bytes, false)});
                 if (!cuts.back().raw) {
                     undo();

@@ -230,7 +230,7 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
                             }
                         }
                     }
-                    if (coded < count && page(&state.slots[i].raw, im.raw_layouts[size_t(index)]))
+                    if (coded < count && page(&state.slots[i].raw, im.raw_page(index, count)))
                         r.bytes(state.slots[i].raw->bytes() + size_t(coded) * row_bytes,
                                 size_t(count - coded) * row_bytes, "raw rows");
                 }

@@ -105,6 +105,14 @@ bool Cache::Impl::own(Page** at, std::vector<Change>* changes) {
     return true;
 }
 
+// Raw rows come in steps of kRawStep, so that a short tail does not pay for a whole page.
+const PageLayout* Cache::Impl::raw_page(int32_t index, int64_t rows) {
+    const PageLayout& whole = *raw_layouts[size_t(index)];
+    const int64_t tokens = (std::min<int64_t>(rows, kPageTokens) + kRawStep - 1) / kRawStep * kRawStep;
+    if (tokens == kPageTokens) return &whole;
+    return intern(raw_layout(whole.raw, whole.side, whole.dim, int32_t(tokens)));
+}
+
 bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Side side, std::vector<Change>* changes) {
     const int32_t index = side_index(layer, head, side);
     const Window& w = plans[size_t(index)].window;
@@ -128,8 +136,17 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
     if (beyond == before) return true;
     state.slots.resize(size_t((beyond + kPageTokens - 1) / kPageTokens));
     for (int64_t i = before / kPageTokens; i <= (beyond - 1) / kPageTokens; ++i) {
-        const PageLayout* raw = raw_layouts[size_t(index)];
-        if (!take(&state.slots[size_t(i)].raw, raw, raw->bytes, false)) return false;
+        Page*& at = state.slots[size_t(i)].raw;
+        const PageLayout* raw = raw_page(index, beyond - i * kPageTokens);
+        if (at && at->layout->tokens < raw->tokens) { // the page grows with its rows
+            Page* wider = new_page(raw, raw->bytes, false);
+            if (!wider) return false;
+            std::memcpy(wider->bytes(), at->bytes(), at->layout->bytes);
+            changes->push_back({&at, at});
+            at = wider;
+        } else if (!take(&at, raw, raw->bytes, false)) {
+            return false;
+        }
     }
     const int64_t packed = s.old_packed[packed_index(layer, side)];
     const int64_t packed_new = w.packed_after(packed, beyond);

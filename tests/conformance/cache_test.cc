@@ -65,7 +65,10 @@ TEST(Conformance, DeclaredBytesAreAllocatedBytes) {
                                         &packed[int(side)]);
                                 if (sealed < std::min(beyond, base + kPageTokens) ||
                                     (sealed < base + kPageTokens && beyond > base))
-                                    add(raw_layout(plan.raw, side, 64).bytes, &raw[int(side)]);
+                                    add(raw_layout(plan.raw, side, 64,
+                                                   int32_t((std::min<int64_t>(128, beyond - base) + 31) / 32 * 32))
+                                            .bytes,
+                                        &raw[int(side)]);
                             }
                         }
                 for (const int side : {0, 1}) {
