@@ -13,7 +13,7 @@ typedef int32_t I __attribute__((vector_size(32)));
 typedef uint32_t U __attribute__((vector_size(32)));
 typedef float Quad __attribute__((vector_size(16)));
 using V = F;
-using WideInt = I;
+using WideBits = U;
 
 inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }
 inline F fmin(F a, F b) { return (F)_mm256_min_ps((__m256)a, (__m256)b); }

@@ -13,7 +13,7 @@ typedef float F __attribute__((vector_size(32)));
 typedef int32_t I __attribute__((vector_size(32)));
 typedef uint32_t U __attribute__((vector_size(32)));
 typedef float V __attribute__((vector_size(64)));
-typedef int32_t WideInt __attribute__((vector_size(64)));
+typedef uint32_t WideBits __attribute__((vector_size(64)));
 typedef float Quad __attribute__((vector_size(16)));
 
 inline F fmax(F a, F b) { return (F)_mm256_max_ps((__m256)a, (__m256)b); }

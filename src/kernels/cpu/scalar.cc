@@ -11,7 +11,7 @@ typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
 using V = F;
-using WideInt = I;
+using WideBits = U;
 using Quad = F;
 
 inline F fmax(F a, F b) { return a > b ? a : b; }
