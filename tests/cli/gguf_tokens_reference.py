@@ -11,9 +11,9 @@ import struct
 from gguf_writer import ARR, PACK, STR, byte_symbols
 
 LETTER = r"[^\W\d_]"
-GPT2 = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?%s+| ?\d+| ?[^\s\w]+| ?_+(?:[^\s\w]|_)*|\s+(?!\S)|\s+" % LETTER)
-QWEN2 = re.compile(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:[^\r\n\w]|_)?%s+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-                   % LETTER)
+GPT2 = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?%s+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+" % LETTER)
+QWEN2 = re.compile(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:[^\r\n\w]|_)?%s+|\d| ?(?:[^\s\w]|_)+[\r\n]*"
+                   r"|\s*[\r\n]+|\s+(?!\S)|\s+" % LETTER)
 
 
 def split_smollm(text):
@@ -23,11 +23,14 @@ def split_smollm(text):
 
 SPLITS = {"smollm": split_smollm, "qwen2": QWEN2.findall}
 
-TEXTS = ["1" * n for n in range(1, 13)] + ["a" + "0123456789" * 2 + "b", "7 77 777", " 42", "3.14159", "1,000,000", "v2.0b3"]
+TEXTS = ["1" * n for n in range(1, 13)] + ["a" + "0123456789" * 2 + "b", "7 77 777", " 42", "3.14159", "1,000,000"]
+TEXTS += ["v2.0b3", "snake_case __init__ _", "a_1"]
 TEXTS += ["I'm you're he'll they've it's don't we'd", "I'M YOU'RE", "'s", "' s", "''", "rock 'n' roll"]
 TEXTS += [" " * n for n in range(1, 9)] + ["a" + " " * n + "b" for n in range(1, 9)]
-TEXTS += ["\n" * n for n in range(1, 5)] + ["a\n\n\nb", "a \n b", "\t\tx", " \n \n", "a\r\nb", "x\n  y\n    z", "end \n"]
-TEXTS += ["!!!", "a!b?c", " ...", "(a)[b]{c}", "a - b -- c", "x=y+1;", "#!$%&*", "\"quoted\"", "path/to/file.txt", "?!\n\nNext"]
+TEXTS += ["\n" * n for n in range(1, 5)]
+TEXTS += ["a\n\n\nb", "a \n b", "\t\tx", " \n \n", "a\r\nb", "x\n  y\n    z", "end \n"]
+TEXTS += ["!!!", "a!b?c", " ...", "(a)[b]{c}", "a - b -- c", "x=y+1;", "#!$%&*", "\"quoted\"", "path/to/file.txt"]
+TEXTS += ["?!\n\nNext", "it's_me'll"]
 TEXTS += ["Hello, world", "hello", " hello", "HelloWorld", "The quick brown fox", "na\u00efve caf\u00e9",
           "\u4f60\u597d", "\u043f\u0440\u0438\u0432\u0435\u0442", "\U0001f600", "a\U0001f600b \u20ac5"]
 
