@@ -1,4 +1,5 @@
 # GGUF files, broken and odd. The pre-flight check is tested by itself, and with libllama through the program.
+include_guard(GLOBAL)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(gguf_sources ${PROJECT_SOURCE_DIR}/src/llama/gguf_check.cc ${PROJECT_SOURCE_DIR}/src/llama/gguf_file.cc
     ${PROJECT_SOURCE_DIR}/src/llama/gguf_model.cc)
