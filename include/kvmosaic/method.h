@@ -33,10 +33,10 @@ struct Window {
 // A method's decision for one layer, KV head and side. `store`, `raw` and `window` are fixed when a cache is made;
 // `ladder` and `channels` are decided at every seal by methods with a tiered store.
 struct SidePlan {
-    StoreSpec store;               // of packed pages
-    RawType raw = RawType::f16;    // of front and recent rows; plans and codes are made from these
+    StoreSpec store;            // of packed pages
+    RawType raw = RawType::f16; // of front and recent rows; plans and codes are made from these
     Window window;
-    Ladder ladder;                 // tiered: widths, widest first
+    Ladder ladder;                  // tiered: widths, widest first
     std::vector<uint16_t> channels; // tiered: [D] channel at each ladder position, a permutation
 };
 
@@ -49,11 +49,11 @@ struct QueryStats {
 struct PlanInput {
     Side side = Side::key;
     int32_t layer = 0, kv_head = 0;
-    int64_t block = 0;             // index of the flushed block, from 0
-    const float* rows = nullptr;   // [count][D] the block's raw rows, as stored
+    int64_t block = 0;           // index of the flushed block, from 0
+    const float* rows = nullptr; // [count][D] the block's raw rows, as stored
     int64_t count = 0;
     int32_t dim = 0;
-    QueryStats query;              // key side
+    QueryStats query; // key side
 };
 
 struct MethodInfo {
@@ -64,8 +64,8 @@ struct MethodInfo {
     bool uses_query = false; // statistics of q are kept for it
 };
 
-enum class QueryScope : uint8_t { running, window };   // all queries so far, or those since the last seal
-enum class MapScope : uint8_t { block, first_step };   // one plan per block, or one for all blocks the first step seals
+enum class QueryScope : uint8_t { running, window }; // all queries so far, or those since the last seal
+enum class MapScope : uint8_t { block, first_step }; // one plan per block, or one for all blocks the first step seals
 
 class Method {
 public:
