@@ -105,8 +105,8 @@ TEST_P(CacheAttend, ThreadsDoNotChangeBits) {
     EXPECT_EQ(0, std::memcmp(one.data(), four.data(), one.size() * sizeof(float))) << GetParam();
 }
 
-INSTANTIATE_TEST_SUITE_P(Specs, CacheAttend, testing::ValuesIn(all_specs()), [](const auto& info) {
-    std::string name = info.param;
+INSTANTIATE_TEST_SUITE_P(Specs, CacheAttend, testing::ValuesIn(all_specs()), [](const auto& test_info) {
+    std::string name = test_info.param;
     for (char& c : name)
         if (!isalnum(static_cast<unsigned char>(c))) c = '_';
     return name;
