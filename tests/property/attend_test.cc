@@ -311,7 +311,8 @@ TEST(BugCaseC8, LargeScores) {
     for (const Table* table : tables()) {
         for (int32_t dim : {64, 100, 128}) {
             const int32_t n = 20;
-            std::vector<float> q(size_t(dim), std::sqrt(1e5f / float(dim))), k(size_t(n * dim), 0.0f), s(size_t(n), 0.0f);
+            std::vector<float> q(size_t(dim), std::sqrt(1e5f / float(dim))), k(size_t(n * dim), 0.0f),
+                s(size_t(n), 0.0f);
             for (int32_t t = 0; t < n; ++t)
                 for (int32_t d = 0; d < dim; ++d)
                     k[size_t(t * dim + d)] = q[0] * float(t % 2 == 0 ? 1.0 - 0.001 * t : -1.0);
