@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=build/release/bin/kvmosaic
 
-run=(run -m tiny --cache mixkvq -n 200 --temp 0 -p "Why is the sea salty, and why are rivers not?")
+run=(run -m tiny --cache mixkvq -n 300 --seed 2 -p "Describe a day in the life of a honey bee, from morning to evening.")
 compare=(compare -m tiny -f data/sample.txt --window 1024 --windows 1 --score-from 256
          --cache f16 --cache kivi:bits=4 --cache kivi:bits=2 --cache mixkvq)
 
