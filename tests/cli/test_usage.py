@@ -137,9 +137,9 @@ class Inspect(Case):
         self.refused(2, "--layer 99.*29", "inspect", "-m", "tiny", "--layer", 99)
 
     def test_plans_of_a_real_text(self):
-        words = ["inspect", "-m", "tiny", "-f", SAMPLE, "--ctx", 400, "--cache", "mixkvq"]
+        words = ["inspect", "-m", "tiny", "-f", SAMPLE, "--ctx", 280, "--cache", "mixkvq"]
         everything = self.good(*words, "--json").json()
-        self.assertEqual(everything["tokens"], 400)
+        self.assertEqual(everything["tokens"], 280)
         self.assertEqual(len(everything["layers"]), 30)
         self.assertEqual(len(everything["plans"]), 30 * 3 * 2)
         self.assertEqual(everything["layers"][0]["rope"]["rotary"], 64)
