@@ -59,6 +59,33 @@ TEST(BugCase, A1_ConstantGroup) {
     }
 }
 
+// A range far below the spacing of the offset's type: never worse than half a step or one unit of that type.
+TEST(BugCase, A2_AlmostConstantGroup) {
+    for (const float base : {1000.0f, 1000.2f, -1000.3f, 60000.0f, 60010.0f})
+        for (int bits : {1, 2, 3, 4, 6, 8})
+            for (Side side : {Side::key, Side::value}) {
+                const bool large = std::fabs(base) > 50000.0f;
+                const float steps[3] = {0.0f, large ? 32.0f : 0x1p-6f, large ? 0.0f : 0x1p-5f};
+                const float unit = large ? 32.0f : 0.5f, range = large ? 32.0f : 0x1p-5f; // f16 spacing at the base
+                const int32_t dim = 64;
+                const PageLayout l = layout(grid_spec(side, bits, 32), side, dim);
+                std::vector<float> rows(size_t(kPageTokens * dim));
+                for (size_t i = 0; i < rows.size(); ++i) {
+                    const size_t lane = side == Side::key ? i / size_t(dim) : i % size_t(dim);
+                    rows[i] = base + steps[lane % 3];
+                }
+                const float allowed = std::max(range / float((1 << bits) - 1) / 2.0f, unit);
+                for (const Table* table : tables()) {
+                    const Page page = encoded(*table, l, {}, rows);
+                    const std::vector<float> back = restored(*table, page);
+                    expect_finite_metadata(page, table->isa);
+                    for (size_t i = 0; i < rows.size(); ++i)
+                        ASSERT_LE(std::fabs(back[i] - rows[i]), allowed)
+                            << table->isa << " " << name_of(side) << " bits " << bits << " base " << base;
+                }
+            }
+}
+
 // One outlier of -125000 among values in [-1, 4], metadata in f16: the offset saturates before codes are made from it.
 TEST(BugCase, A3_MetadataOverflow) {
     for (int bits : {2, 3, 4, 8}) {
