@@ -3,6 +3,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 program=build/release/bin/kvmosaic
+# Threads that wait for each other sleep instead of spinning: on a machine that does other things too, spinning has been
+# seen to make this 30 times slower.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 run=(run -m tiny --cache mixkvq -n 300 --seed 2 -p "Describe a day in the life of a honey bee, from morning to evening.")
 compare=(compare -m tiny -f data/sample.txt --window 1024 --windows 1 --score-from 256
