@@ -1,0 +1,163 @@
+"""llama.cpp's own tools on our cache: independent judges. Label "cli"; needs the tools beside the program.
+
+What is compared: llama.cpp's perplexity tool with its own f32 cache against the same tool on ours, on weights
+dequantized to F32; our `compare --step chunk` against that tool; a chat request to the server.
+"""
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import unittest
+import urllib.request
+
+from support import CACHE, PROGRAM, SAMPLE, TINY, Case, call, main, sample
+
+TOOLS = os.path.dirname(PROGRAM)
+SPEC = "KVMOSAIC_CACHE"
+
+
+def tool(name):
+    return os.path.join(TOOLS, name)
+
+
+def number(pattern, text):
+    found = re.findall(pattern, text)
+    return float(found[-1]) if found else None
+
+
+class Judge(Case):
+    """Runs of llama-perplexity. The text and the windows are the same everywhere: 2 windows of 512, second half scored."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if not os.path.exists(tool("llama-perplexity")):
+            raise unittest.SkipTest("llama-perplexity is not built (target llama-tools)")
+        cls.text = os.path.join(cls.folder, "text.txt")
+        with open(cls.text, "w") as file:
+            file.write(sample(6000))
+        for weights in ("f16", "f32"):  # compare makes the files once and keeps them
+            done = call("compare", "-m", "tiny", "-f", cls.text, "--weights", weights, "--tokens", 32, "--score-from", 8,
+                        "--cache", "f16")
+            assert done.code == 0, done.err
+
+    def weights(self, kind):
+        with open(TINY, "rb") as file:
+            import hashlib
+            digest = hashlib.sha256(file.read()).hexdigest()
+        found = glob.glob(os.path.join(CACHE, "weights", digest + "-" + kind + ".gguf"))
+        self.assertEqual(len(found), 1, "the dequantized weights lie in the cache folder")
+        return found[0]
+
+    def judge(self, kind, *more, spec=None, step="decode", own=()):
+        env = {SPEC: spec, "KVMOSAIC_STEP": step} if spec else {}
+        done = call("-m", self.weights(kind), "-f", self.text, "-c", 512, "-b", 512, "-ub", 512, "--chunks", 2, "-t", 2,
+                    *own, *more, program=tool("llama-perplexity"), env=env)
+        self.assertEqual(done.code, 0, done.err[-2000:])
+        if spec:  # a foreign tool says on whose cache it runs
+            self.assertRegex(done.err, "kvmosaic.*" + re.escape(spec.split(":")[0]))
+        return done.out + done.err
+
+
+class Parity(Judge):
+    STOCK = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
+
+    def test_f16_and_f32_against_the_stock_f32_cache(self):
+        base = self.path("base.kld")
+        stock = self.judge("f32", "--save-all-logits", base, own=self.STOCK)
+        wanted = number(r"Final estimate: PPL = ([0-9.]+)", stock)
+        for spec, bound in (("f16", 4e-4), ("f32", 1e-5)):
+            ours = self.judge("f32", "--kl-divergence", "--kl-divergence-base", base, spec=spec)
+            self.assertLess(number(r"Mean\s+KLD:\s+(-?[0-9.e-]+)", ours), bound, spec)
+            self.assertGreater(number(r"Same top p:\s+([0-9.]+)", ours), 99, spec)
+            self.assertAlmostEqual(number(r"Mean PPL\(Q\)\s*:\s+([0-9.]+)", ours) / wanted, 1, delta=2e-3, msg=spec)
+
+    def test_a_worse_cache_is_seen(self):
+        base = self.path("seen.kld")
+        self.judge("f32", "--save-all-logits", base, own=self.STOCK)
+        ours = self.judge("f32", "--kl-divergence", "--kl-divergence-base", base, spec="kivi:bits=2,residual=32")
+        self.assertGreater(number(r"Mean\s+KLD:\s+(-?[0-9.e-]+)", ours), 1e-3)
+
+
+class ChunkSteps(Judge):
+    def test_compare_agrees_with_the_perplexity_tool(self):
+        """--step chunk, the same windows, ubatch and scored half: perplexity and KL agree to 1 %."""
+        base, spec = self.path("f16.kld"), "kivi:bits=2,residual=32"
+        f16 = self.judge("f16", "-ub", 128, "--save-all-logits", base, spec="f16", step="chunk")
+        judged = self.judge("f16", "-ub", 128, "--kl-divergence", "--kl-divergence-base", base, spec=spec, step="chunk")
+        rows = self.good("compare", "-m", "tiny", "-f", self.text, "--window", 512, "--windows", 2, "--score-from", 257,
+                         "--ubatch", 128, "--step", "chunk", "--cache", spec, "--json", "-").json()["rows"]
+        rows = {row["spec"]: row for row in rows}
+        self.assertAlmostEqual(rows["f16"]["ppl"] / number(r"Final estimate: PPL = ([0-9.]+)", f16), 1, delta=0.01)
+        self.assertAlmostEqual(rows[spec]["ppl"] / number(r"Mean PPL\(Q\)\s*:\s+([0-9.]+)", judged), 1, delta=0.01)
+        self.assertAlmostEqual(rows[spec]["kl_mean"] / number(r"Mean\s+KLD:\s+(-?[0-9.e-]+)", judged), 1, delta=0.01)
+
+
+class Bench(Case):
+    def test_llama_bench_runs_on_our_cache(self):
+        if not os.path.exists(tool("llama-bench")):
+            self.skipTest("llama-bench is not built")
+        done = call("-m", TINY, "-p", 64, "-n", 4, "-r", 1, "-t", 2, "-o", "json", program=tool("llama-bench"),
+                    env={SPEC: "mixkvq"})
+        self.assertEqual(done.code, 0, done.err)
+        self.assertEqual(len(json.loads(done.out)), 2)
+        wrong = call("-m", TINY, "-p", 8, "-n", 0, "-r", 1, program=tool("llama-bench"), env={SPEC: "kivi:bits=5"})
+        self.assertNotEqual(wrong.code, 0)
+        self.assertRegex(wrong.err, "bits")
+
+
+class Serve(Case):
+    """`kvmosaic serve` on loopback: chat requests, a follow-up that reuses its prompt, and a clean stop."""
+
+    def request(self, port, path, body=None):
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request("http://127.0.0.1:%d%s" % (port, path), data=data,
+                                         headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return json.loads(reply.read())
+
+    def test_chat_over_http(self):
+        if not os.path.exists(tool("llama-server")):
+            self.skipTest("llama-server is not built (make server)")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = open(self.path("server.log"), "w+")
+        server = subprocess.Popen([PROGRAM, "serve", "-m", "tiny", "--cache", "mixkvq", "--ctx", "1024", "--port",
+                                   str(port), "-np", "2", "-t", "2"], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            for _ in range(240):
+                self.assertIsNone(server.poll(), "the server ended by itself")
+                try:
+                    if self.request(port, "/health").get("status") == "ok":
+                        break
+                except OSError:
+                    time.sleep(0.5)
+            messages = [{"role": "system", "content": "You answer in one short sentence. " * 12},
+                        {"role": "user", "content": "What is the capital of France?"}]
+            chat = {"messages": messages, "temperature": 0, "max_tokens": 24, "cache_prompt": True}
+            first = self.request(port, "/v1/chat/completions", chat)
+            text = first["choices"][0]["message"]["content"]
+            self.assertRegex(text, "[A-Za-z]{3}")
+            again = self.request(port, "/v1/chat/completions", chat)
+            self.assertGreater(again.get("timings", {}).get("cache_n", 0), 50, again)  # the prompt was reused
+            log.flush()
+            log.seek(0)
+            self.assertRegex(log.read(), "kvmosaic.*mixkvq")
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                code = server.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                code = None
+            log.close()
+        self.assertEqual(code, 0, "SIGINT stops the server cleanly")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Parity, ChunkSteps, Bench, Serve))
