@@ -27,9 +27,9 @@ say "${compare[@]}"
 
 cat <<'EOF'
 
-true bits  bits a stored value really costs: codes, scales, offsets, channel maps, raw windows, tables, slack
-KL         how far the predictions move from those of the 16-bit cache (0: not at all)
-top-1      how often the most likely next token stays the same
+bits    what a value really costs, all counted: codes, scales, offsets, channel maps, tokens kept raw, tables, slack
+KL      how far the predictions move from those of the 16-bit cache (0: not at all); floor: what rounding alone does
+top-1   how often the most likely next token stays the same
 
 Talk to it yourself:  build/release/bin/kvmosaic run -m tiny --chat --cache mixkvq
 EOF
