@@ -1,6 +1,7 @@
 #include "kvmosaic/layout.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -89,7 +90,7 @@ std::string draw(const PageLayout& page) {
     out += fmt::format("  {:>7} {:>7} {:>6}  {:<{}}  {}\n", "offset", "bytes", "%", "", kBar, "part");
     for (const Part& part : parts_of(page)) {
         const double share = double(part.bytes) / page.bytes;
-        const int full = std::max(1, int(share * kBar + 0.5));
+        const int full = std::max(1, int(std::lround(share * kBar)));
         out += fmt::format("  {:>7} {:>7} {:>6.2f}  {:#<{}}{:<{}}  {}\n", part.offset, part.bytes, 100 * share, "",
                            full, "", kBar - full, part.what);
     }

@@ -1,6 +1,7 @@
 #include "kvmosaic/progress.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -14,7 +15,7 @@ constexpr double kQuietSeconds = 2.0, kRedrawSeconds = 0.2;
 constexpr int kBarWidth = 30;
 
 std::string duration(double seconds) {
-    const int s = int(seconds + 0.5);
+    const int s = int(std::lround(seconds));
     return s < 3600 ? fmt::format("{}:{:02}", s / 60, s % 60)
                     : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
