@@ -32,7 +32,7 @@ std::string find_model(const std::string& wish) {
     if (eval::exists(wish)) return wish;
     for (const std::string& name : model_names()) {
         if (name != wish) continue;
-        const std::string path = eval::cache_folder() + "/models/" + name + ".gguf";
+        std::string path = eval::cache_folder() + "/models/" + name + ".gguf";
         if (!eval::exists(path)) fail("-m {0}: is not fetched yet; run `kvmosaic fetch {0}`", name);
         return path;
     }
