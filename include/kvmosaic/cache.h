@@ -28,17 +28,17 @@ enum class StepMode : uint8_t {
 };
 
 struct CacheOptions {
-    int64_t max_rows = 0;      // per sequence; 0: no limit
-    int64_t max_bytes = 0;     // of the arena; 0: no limit
+    int64_t max_rows = 0;  // per sequence; 0: no limit
+    int64_t max_bytes = 0; // of the arena; 0: no limit
     StepMode step = StepMode::decode;
-    bool reference = false;    // use the plain double-precision kernels (tests, doubt)
-    std::string isa;           // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
-    bool poison = false;       // fill memory with 0xFF before use (tests)
+    bool reference = false; // use the plain double-precision kernels (tests, doubt)
+    std::string isa;        // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
+    bool poison = false;    // fill memory with 0xFF before use (tests)
 };
 
 // One row of a step. The same row may belong to several sequences (a shared prompt).
 struct StepRow {
-    int32_t position = 0;            // RoPE position; never below the sequence's last
+    int32_t position = 0;             // RoPE position; never below the sequence's last
     std::span<const SeqId> sequences; // at least one
 };
 
@@ -55,7 +55,7 @@ struct AttendArgs {
     const float* sinks = nullptr; // [H] extra logit in the softmax denominator, or null
     int32_t window = 0;           // a row sees at most this many positions including its own; 0: all
     bool causal = true;
-    int32_t heads = 0;            // H of the attending layer where it borrows another layer's K/V; 0: the layer's own
+    int32_t heads = 0; // H of the attending layer where it borrows another layer's K/V; 0: the layer's own
 };
 
 struct Thread {
@@ -88,9 +88,9 @@ public:
 
     // ---- sequences (between steps) ----
     std::vector<SeqId> sequences() const;
-    int64_t rows(SeqId seq) const;                           // 0 for an unknown sequence
-    std::span<const int32_t> positions(SeqId seq) const;     // [rows]
-    Status fork(SeqId from, SeqId to);                       // `to` becomes equal to `from`; shares pages
+    int64_t rows(SeqId seq) const;                       // 0 for an unknown sequence
+    std::span<const int32_t> positions(SeqId seq) const; // [rows]
+    Status fork(SeqId from, SeqId to);                   // `to` becomes equal to `from`; shares pages
     // Keeps the first `rows` rows. A cut into a sealed page returns the kept rows of that page to raw (decoded values),
     // to be sealed again at the same edges; statistics are kept unless the first page goes.
     Status truncate(SeqId seq, int64_t rows);

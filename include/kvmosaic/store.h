@@ -50,16 +50,16 @@ struct Ladder {
 // All that is needed to read a page, nothing about why.
 struct StoreSpec {
     StoreKind kind = StoreKind::raw;
-    RawType raw = RawType::f16;          // raw store: type of the elements
-    uint8_t bits = 0;                    // grid: the width
-    Axis axis = Axis::tokens;            // where a group runs; key tokens / value channels (along the lanes)
-    uint16_t group = 32;                 // values per scale; a multiple of 8; the last group may be shorter
-    ParamType params = ParamType::f16;   // type of scales and offsets
+    RawType raw = RawType::f16;        // raw store: type of the elements
+    uint8_t bits = 0;                  // grid: the width
+    Axis axis = Axis::tokens;          // where a group runs; key tokens / value channels (along the lanes)
+    uint16_t group = 32;               // values per scale; a multiple of 8; the last group may be shorter
+    ParamType params = ParamType::f16; // type of scales and offsets
     bool operator==(const StoreSpec&) const = default;
 };
 
-bool is_width(int bits);     // 1, 2, 3, 4, 6, 8
-int32_t granule(int bits);   // depth that a tier of this width is padded to: 32, 16, 32, 8, 16, 8
+bool is_width(int bits);   // 1, 2, 3, 4, 6, 8
+int32_t granule(int bits); // depth that a tier of this width is padded to: 32, 16, 32, 8, 16, 8
 
 // One coded tier inside a lane block.
 struct TierLayout {
@@ -83,15 +83,15 @@ struct PageLayout {
     uint16_t group = 0, groups = 0; // lanes per scale, scales per depth
     uint8_t tier_count = 0;         // coded tiers
     std::array<TierLayout, kMaxTiers> tiers{};
-    uint16_t coded = 0;             // padded depth that has scales: columns of the parameter arrays
-    uint16_t zero_bits = 0;         // channels in a 0-bit tier: not in `tiers`, no codes, the last columns
-    uint16_t raw_depth = 0;         // channels in the 16-bit tier: the first raw_depth of the ladder order
-    uint32_t lane_block_bytes = 0;  // stride of a lane block
-    uint32_t raw_offset = 0;        // [raw_depth][lanes] f16
-    uint32_t scale_offset = 0;      // [groups][coded] of params
-    uint32_t zero_offset = 0;       // [groups][coded] of params
+    uint16_t coded = 0;                     // padded depth that has scales: columns of the parameter arrays
+    uint16_t zero_bits = 0;                 // channels in a 0-bit tier: not in `tiers`, no codes, the last columns
+    uint16_t raw_depth = 0;                 // channels in the 16-bit tier: the first raw_depth of the ladder order
+    uint32_t lane_block_bytes = 0;          // stride of a lane block
+    uint32_t raw_offset = 0;                // [raw_depth][lanes] f16
+    uint32_t scale_offset = 0;              // [groups][coded] of params
+    uint32_t zero_offset = 0;               // [groups][coded] of params
     uint32_t map_offset = 0, map_bytes = 0; // [D] channel at each ladder position; u8, or u16 from D 257 on
-    uint32_t bytes = 0;             // the whole page, a multiple of kPageAlign
+    uint32_t bytes = 0;                     // the whole page, a multiple of kPageAlign
 
     double true_bits() const { return 8.0 * bytes / (double(tokens) * dim); } // all of it, padding included
 };

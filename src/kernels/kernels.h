@@ -41,8 +41,8 @@ struct Table {
     // sum[d] += |round(q[d])| with q rounded to `type` first (non-finite q counts as 0), one vector.
     void (*add_abs)(RawType type, const float* q, int32_t dim, float* sum);
 
-    // s[r][t] = scale * (q[r] . k[t]); q: [nq][dim] dense; k: [n][k_stride]; s: [nq][s_stride]. The order of sums of one
-    // (r, t) depends on dim alone, never on nq or n.
+    // s[r][t] = scale * (q[r] . k[t]); q: [nq][dim] dense; k: [n][k_stride]; s: [nq][s_stride]. The order of sums of
+    // one (r, t) depends on dim alone, never on nq or n.
     void (*scores)(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale,
                    float* s, int64_t s_stride);
     // One row: s[0..n) become exp(s - m'), state moves to m', o is rescaled. n may be 0.
