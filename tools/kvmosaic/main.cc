@@ -17,13 +17,11 @@ constexpr const char* kFooter = R"(Examples
   kvmosaic COMMAND --help                                  options and examples of a command)";
 
 int say(int code, const std::string& message) {
-    fmt::print(stderr, "kvmosaic: error: {}\n", message);
+    std::fprintf(stderr, "kvmosaic: error: %s\n", message.c_str());
     return code;
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int program(int argc, char** argv) {
     using namespace kvmosaic::tool;
     CLI::App app{"kvmosaic: large language models on a key/value cache of 2 to 4 true bits per value", "kvmosaic"};
     app.set_version_flag("--version", std::string("kvmosaic ") + KVMOSAIC_VERSION);
@@ -58,4 +56,15 @@ int main(int argc, char** argv) {
     }
     if (std::fflush(stdout) != 0) return say(kFailed, "standard output cannot be written");
     return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    try {
+        return program(argc, argv);
+    } catch (...) { // what goes wrong before or after a verb: no memory, no standard output
+        std::fputs("kvmosaic: error: the program could not start or end properly\n", stderr);
+        return kvmosaic::tool::kFailed;
+    }
 }
