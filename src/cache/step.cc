@@ -316,6 +316,7 @@ void Cache::Impl::end_step() {
                         page = exact;
                     }
                 }
+    arena.trim();
     step.sequences.clear();
     step.tiles.clear();
     step.source.clear();

@@ -77,6 +77,7 @@ void Arena::release(void* block, size_t bytes) {
     Address at = reinterpret_cast<Address>(block);
     if (poison_) std::memset(block, 0xFF, size);
     live_ -= int64_t(size);
+    freed_ += int64_t(size);
 
     auto slab = std::prev(slabs_.upper_bound(at));
     const Address slab_end = slab->first + slab->second;
@@ -103,6 +104,20 @@ void Arena::release(void* block, size_t bytes) {
         return;
     }
     insert_free(at, size);
+}
+
+void Arena::trim() {
+#if KVMOSAIC_MMAP
+    constexpr int64_t kWorthIt = int64_t(1) << 20;
+    constexpr size_t kHole = size_t(64) << 10, kPage = size_t(16) << 10; // whole pages on any usual system
+    if (freed_ < kWorthIt) return;
+    freed_ = 0;
+    for (auto it = free_by_size_.lower_bound({kHole, 0}); it != free_by_size_.end(); ++it) {
+        const Address first = (it->second + kPage - 1) / kPage * kPage;
+        const Address end = (it->second + it->first) / kPage * kPage;
+        if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+    }
+#endif
 }
 
 } // namespace kvmosaic

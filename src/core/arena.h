@@ -26,8 +26,12 @@ public:
     void* allocate(size_t bytes);            // null when the limit or the system refuses; contents undefined
     void release(void* block, size_t bytes); // bytes as given to allocate
 
+    // Gives the memory of large holes back to the system; the addresses stay ours. Worth a call after a step that freed
+    // much (raw rows of a prompt); does nothing when little was freed since the last call.
+    void trim();
+
     int64_t live() const { return live_; } // handed out, rounded
-    int64_t held() const { return held_; } // taken from the system
+    int64_t held() const { return held_; } // address space taken from the system
     bool at_limit(size_t bytes) const { return max_bytes_ > 0 && live_ + int64_t(rounded(bytes)) > max_bytes_; }
 
 private:
@@ -38,7 +42,7 @@ private:
     std::map<Address, size_t> slabs_;           // start -> size
     std::map<Address, size_t> free_by_address_; // start -> size; never spans two slabs
     std::set<std::pair<size_t, Address>> free_by_size_;
-    int64_t max_bytes_ = 0, live_ = 0, held_ = 0;
+    int64_t max_bytes_ = 0, live_ = 0, held_ = 0, freed_ = 0; // freed_: since the last trim
     bool poison_ = false;
 };
 
