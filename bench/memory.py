@@ -4,7 +4,7 @@
     bench/memory.py PROGRAM MODEL TEXT SPEC [SPEC ...]      (the first spec is the one to compare with: f16)
 
 Runs the program once per spec over the same text and a few generated tokens. Prints the resident set while it generates
-(the last one seen), the cache as the program declares it, and the share of the declared difference that the process
+(its last second), the cache as the program declares it, and the share of the declared difference that the process
 really saves.
 """
 import re
@@ -25,12 +25,14 @@ def resident(pid):
 
 def measure(program, model, text, spec):
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([program, "run", "-m", model, "-f", text, "--raw", "-n", "40", "--ctx", "8192",
+        process = subprocess.Popen([program, "run", "-m", model, "-f", text, "--raw", "-n", "60", "--ctx", "8192",
                                     "--threads", "1", "--temp", "0", "--cache", spec], stdout=log, stderr=log)
-        last = 0.0
+        samples = []
         while process.poll() is None:
-            last = resident(process.pid) or last
+            samples.append((time.monotonic(), resident(process.pid) or 0.0))
             time.sleep(0.02)
+        end = samples[-1][0]  # generation takes longer than the last second, tearing down far less
+        last = max(size for at, size in samples if at > end - 1.0)
         log.seek(0)
         output = log.read()
     if process.returncode:
