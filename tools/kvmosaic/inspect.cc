@@ -67,7 +67,7 @@ void without_model(const Options& o) {
         text += fmt::format("\n{} side: {}\n{}", name_of(side), window_text(plan.window), draw(page));
         if (tiered) {
             text += fmt::format("  (the ladder is decided block by block; drawn for {}{})\n", ladder_text(page),
-                                o.ladder.empty() ? ", another one with --ladder 16:12,4:44,2:72" : "");
+                                o.ladder.empty() ? ", another one with --ladder BITS:CHANNELS,..." : "");
         }
     }
     fmt::print("{}", o.json ? out.dump(2) + "\n" : text);
