@@ -43,7 +43,7 @@ struct Reader {
                     std::to_string(n) + " more are needed at byte " + std::to_string(at);
             return false;
         }
-        std::memcpy(p, in.data() + at, n);
+        if (n > 0) std::memcpy(p, in.data() + at, n); // an empty vector's data may be null
         at += n;
         return true;
     }
