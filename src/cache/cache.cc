@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <unordered_set>
 
 #include "cache/impl.h"

@@ -6,7 +6,6 @@
 //     packed part (u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, page) if any row of it is packed, raw rows
 //     behind.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "cache/impl.h"

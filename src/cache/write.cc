@@ -2,7 +2,6 @@
 // exactly the rows up to the one that completes it, however the text was cut into steps.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "cache/impl.h"
 #include "cache/scratch.h"
