@@ -12,6 +12,7 @@
 #include "kvmosaic/shape.h"
 #include "kvmosaic/status.h"
 #include "kvmosaic/store.h"
+#include "kvmosaic/transform.h"
 
 namespace kvmosaic {
 
@@ -21,28 +22,38 @@ struct Window {
     int32_t front = 0; // 0..4096
     int32_t keep = 0;  // 0..65536
     int32_t flush = 0; // 0, or a divisor of kPageTokens
+    int32_t first = 0; // nothing is packed before this many rows beyond the front exist: 0, or kPageTokens
     bool operator==(const Window&) const = default;
 
     // Rows packed (front not counted) once `rows` rows beyond the front exist, starting from `packed` of them.
     int64_t packed_after(int64_t packed, int64_t rows) const {
-        if (flush == 0 || rows - packed < keep + flush) return packed;
+        if (flush == 0 || rows < first || rows - packed < keep + flush) return packed;
         return packed + (rows - packed - keep) / flush * flush;
     }
 };
 
-// A method's decision for one layer, KV head and side. `store`, `raw` and `window` are fixed when a cache is made;
-// `ladder` and `channels` are decided at every seal by methods with a tiered store.
+// In which space keys are packed. Raw rows always stay as they came, after RoPE.
+enum class KeySpace : uint8_t { post_rope, pre_rope };
+
+// A method's decision for one layer, KV head and side. `store`, `raw`, `window` and `space` are fixed when a cache is
+// made. `transform`, `ladder` and `pinned` may also be decided once a sequence by `freeze`; `ladder` and `channels` at
+// every seal by methods with a tiered store.
 struct SidePlan {
     StoreSpec store;            // of packed pages
     RawType raw = RawType::f16; // of front and recent rows; plans and codes are made from these
     Window window;
     Ladder ladder;                  // tiered: widths, widest first
-    std::vector<uint16_t> channels; // tiered: [D] channel at each ladder position, a permutation
+    std::vector<uint16_t> channels; // tiered with page_map: [D] channel at each ladder position, a permutation
+    Transform transform;            // basis in which channels are packed
+    KeySpace space = KeySpace::post_rope;
+    int32_t pins = 0;             // most rows of the first page that `freeze` may keep raw
+    std::vector<uint16_t> pinned; // those rows, ascending, counted from the first row beyond the front
 };
 
 // Query statistics of one KV head, over the rows of its own sequence up to the row that triggers the seal.
 struct QueryStats {
-    const float* abs_sum = nullptr; // [D] sum of |q| over rows and the head's query heads, fp32, token then head order
+    const float* abs_sum = nullptr; // [D] sum of |q| (or of pair norms) over rows and the head's query heads, fp32,
+                                    // token then head order
     int64_t count = 0;              // how many q vectors went in
 };
 
@@ -53,7 +64,9 @@ struct PlanInput {
     const float* rows = nullptr; // [count][D] the block's raw rows, as stored
     int64_t count = 0;
     int32_t dim = 0;
-    QueryStats query; // key side
+    QueryStats query;           // key side
+    int32_t front = 0;          // freeze: how many of the rows are front rows
+    const Rope* rope = nullptr; // of the layer
 };
 
 struct MethodInfo {
@@ -62,6 +75,8 @@ struct MethodInfo {
     std::string paper;   // title, year, identifier; "-" for formats without one
     std::vector<OptionInfo> options;
     bool uses_query = false; // statistics of q are kept for it
+    bool pair_norms = false; // the statistic of a channel is the norm of its rotary pair (|q| where it has none)
+    bool calibrated = false; // needs a calibration file (option calib)
 };
 
 enum class QueryScope : uint8_t { running, window }; // all queries so far, or those since the last seal
@@ -73,6 +88,11 @@ public:
     virtual const MethodInfo& info() const = 0;
     // The fixed part of the plan. `layer`, `kv_head` are those of the model.
     virtual SidePlan initial(Side side, int32_t layer, int32_t kv_head, int32_t dim) const = 0;
+    // Whether a sequence decides part of the plan once: when its first front + 128 rows are there, before its first
+    // flush (whose window says first = 128), whatever the prompt's length.
+    virtual bool freezes(Side side) const { return (void)side, false; }
+    // That decision: transform, ladder or pinned. in.rows: all front + 128 rows. Vectors have room already.
+    virtual void freeze(const PlanInput& in, SidePlan* plan) const { (void)in, (void)plan; }
     // Decides ladder and channels of the block (tiered stores only). Never fails; later tokens never enter.
     virtual void plan(const PlanInput& in, SidePlan* plan) const { (void)in, (void)plan; }
     // Widths that plan() may use, for reserving the worst case; empty for stores that are not tiered.

@@ -44,14 +44,18 @@ struct LayerShape {
     int32_t kv_heads = 0;  // G; H is a multiple of G. 0: the layer keeps no K/V
     int32_t key_dim = 0;   // D of the key side, 1..512
     int32_t value_dim = 0; // D of the value side, 1..512
+    Rope rope = {};        // rotation of its keys; `known` is false where nobody told
     int32_t dim(Side s) const { return s == Side::key ? key_dim : value_dim; }
     bool has_kv() const { return kv_heads > 0; }
-    bool operator==(const LayerShape&) const = default;
+    bool same_sizes(const LayerShape& o) const {
+        return heads == o.heads && kv_heads == o.kv_heads && key_dim == o.key_dim && value_dim == o.value_dim;
+    }
 };
 
 struct ModelShape {
     std::vector<LayerShape> layers; // [L]; a layer that borrows another's K/V has kv_heads = 0
-    std::string name;               // for messages
+    std::string name = {};          // for messages
+    std::string fingerprint = {};   // of the weights, hexadecimal; empty: unknown. Calibration files are bound to it
 };
 
 // ok, or the layer, field and range that is wrong. No layer with K/V at all is an error.

@@ -25,11 +25,27 @@ inline constexpr int32_t kMaxTiers = 8;
 inline constexpr int32_t kMaxHeadDim = 512;
 
 enum class StoreKind : uint8_t {
-    raw,    // elements as they came, rounded to RawType; [token][channel]
-    grid,   // one width for all channels
-    tiered, // a ladder of widths over channels, with a channel map in the page (key side)
+    raw,      // elements as they came, rounded to RawType; [token][channel]
+    grid,     // one width for all channels, levels evenly spaced
+    tiered,   // a ladder of widths over channels (key side)
+    codebook, // one width for all channels, levels from a table; may keep outliers of each token apart
 };
 enum class Axis : uint8_t { tokens, channels }; // along which the values that share a scale lie
+
+// How a group's values become scale, offset and codes. Decoding is value = z + s * level(code) under every rule, with
+// level(code) = code but for codebooks; what is stored of s and z differs. All are spelled out in docs/numerics.md.
+enum class GridRule : uint8_t {
+    asym,           // s = (max - min) / (2^b - 1), z = min
+    midpoint,       // as asym; with 1 bit the two levels lie at 1/4 and 3/4 of the range (PN-Mix, Eq. 7)
+    integer,        // z is a whole number of steps, and that number is stored (KVTuner, RotateKV)
+    symmetric,      // levels -m .. m of s = max|x| / m, m = 2^(b-1) - 1; no offsets (InnerQ; llama.cpp's q8_0)
+    extreme,        // 2^b levels of s = x / -2^(b-1), x the value of largest magnitude; no offsets (llama.cpp's q4_0)
+    hybrid_1bit,    // the better of symmetric and two levels {min, max}; the scale's sign bit says which (InnerQ)
+    hybrid_4level,  // the better of symmetric and asym with 2^b levels; likewise
+    codebook_norm,  // s = |x| / |levels of x|, no offsets: a vector of the codebook with the norm of x (TurboQuant)
+    codebook_range, // s, z map the group's range to [-1, 1] (KVQuant values)
+    codebook_fixed, // s = 1, z = 0, neither stored: the transform has scaled each channel (KVQuant keys)
+};
 
 // One step of a ladder: `channels` live channels (depth) stored with `bits` each.
 struct Tier {
@@ -55,8 +71,20 @@ struct StoreSpec {
     Axis axis = Axis::tokens;          // where a group runs; key tokens / value channels (along the lanes)
     uint16_t group = 32;               // values per scale; a multiple of 8; the last group may be shorter
     ParamType params = ParamType::f16; // type of scales and offsets
+    GridRule rule = GridRule::asym;
+    uint8_t levels = 0;   // 0: 2^bits; 3: three levels in codes 0..2, five codes a byte ("1.5 bit"; bits = 2, grid)
+    float clip = 1.0f;    // range of a group is multiplied by this before it is divided into steps; 0 < clip <= 1
+    bool page_map = true; // tiered: each page holds its channel map; false: the ladder order is that of the transform
+    uint8_t outliers = 0; // codebook: values of each token kept apart in f16, largest |level| first
+    const float* book = nullptr; // codebook: [2^bits] levels, ascending; owned by the method
+    // Groups of channels of unequal size: [edge_groups + 1] first channel of each group, then D; owned by the method.
+    const uint16_t* edges = nullptr;
+    uint8_t edge_groups = 0; // 0: runs of `group`
     bool operator==(const StoreSpec&) const = default;
 };
+
+bool has_offsets(GridRule rule); // whether offsets are stored; no: z follows from s and the width
+bool has_scales(GridRule rule);
 
 bool is_width(int bits);   // 1, 2, 3, 4, 6, 8
 int32_t granule(int bits); // depth that a tier of this width is padded to: 32, 16, 32, 8, 16, 8
@@ -68,7 +96,8 @@ struct TierLayout {
     uint16_t padded = 0;      // live rounded up to granule(bits); the rest are dead, s = z = 0
     uint16_t first = 0;       // position of its first channel in the ladder order (index into the channel map)
     uint16_t param_first = 0; // column of its first scale in the [groups][coded] arrays
-    uint32_t offset = 0;      // of its codes, bytes from the start of a lane block; padded * bits long
+    uint32_t offset = 0;      // of its codes, bytes from the start of a lane block
+    uint32_t bytes = 0;       // of its codes in a lane block: padded * bits, or 8 * padded / 5 for three levels
 };
 
 struct PageLayout {
@@ -76,23 +105,42 @@ struct PageLayout {
     Side side = Side::key;
     RawType raw = RawType::f16;
     ParamType params = ParamType::f16;
-    uint16_t dim = 0;               // D
-    uint16_t tokens = kPageTokens;  // rows the page can hold (fewer only for the front segment)
-    uint16_t lanes = 0, depth = 0;  // live extents of the matrix
-    uint16_t lane_blocks = 0;       // ceil(lanes / 8)
-    uint16_t group = 0, groups = 0; // lanes per scale, scales per depth
-    uint8_t tier_count = 0;         // coded tiers
+    uint16_t dim = 0;              // D
+    uint16_t tokens = kPageTokens; // rows the page can hold (fewer only for the front segment)
+    uint16_t lanes = 0, depth = 0; // live extents of the matrix
+    uint16_t lane_blocks = 0;      // ceil(lanes / 8)
+    GridRule rule = GridRule::asym;
+    uint8_t levels = 0; // 0, or 3
+    float clip = 1.0f;
+    bool along_depth = false;        // groups run along the depth; otherwise along the lanes
+    uint16_t group = 0, groups = 0;  // lanes (or depth) per scale, number of groups
+    const uint16_t* edges = nullptr; // [groups + 1] or null: groups of unequal size
+    const float* book = nullptr;     // [2^bits], codebook stores
+    uint8_t tier_count = 0;          // coded tiers
     std::array<TierLayout, kMaxTiers> tiers{};
-    uint16_t coded = 0;                     // padded depth that has scales: columns of the parameter arrays
+    uint16_t coded = 0;                     // padded depth that has scales
+    uint16_t columns = 0;                   // stride of a group in the parameter arrays: coded, or lanes if along_depth
     uint16_t zero_bits = 0;                 // channels in a 0-bit tier: not in `tiers`, no codes, the last columns
     uint16_t raw_depth = 0;                 // channels in the 16-bit tier: the first raw_depth of the ladder order
     uint32_t lane_block_bytes = 0;          // stride of a lane block
     uint32_t raw_offset = 0;                // [raw_depth][lanes] f16
-    uint32_t scale_offset = 0;              // [groups][coded] of params
-    uint32_t zero_offset = 0;               // [groups][coded] of params
+    uint32_t scale_offset = 0;              // [groups][columns] of params
+    uint32_t zero_offset = 0;               // [groups][columns] of params, if the rule stores offsets
+    uint16_t outliers = 0;                  // a token
+    uint32_t outlier_offset = 0;            // [tokens][outliers] {u16 channel, f16 value}
     uint32_t map_offset = 0, map_bytes = 0; // [D] channel at each ladder position; u8, or u16 from D 257 on
     uint32_t bytes = 0;                     // the whole page, a multiple of kPageAlign
 
+    bool has_scales() const { return kind != StoreKind::raw && kvmosaic::has_scales(rule); }
+    bool has_offsets() const { return kind != StoreKind::raw && kvmosaic::has_offsets(rule); }
+    int32_t group_at(int32_t i) const { // of a lane, or of a depth position where groups run along the depth
+        if (!edges) return i / group;
+        int32_t g = 0;
+        while (i >= edges[g + 1])
+            ++g;
+        return g;
+    }
+    int32_t group_first(int32_t g) const { return edges ? edges[g] : g * group; }
     double true_bits() const { return 8.0 * bytes / (double(tokens) * dim); } // all of it, padding included
 };
 inline constexpr uint32_t kPageAlign = 32;
@@ -117,7 +165,9 @@ struct CodeSite {
     uint8_t width = 0;  // bits of this plane
     uint8_t weight = 0; // bit position of the plane's lowest bit in the code
 };
-// Fills up to 2 sites and returns how many. lane < lanes, 0 <= pos < tier.padded.
+// Fills up to 2 sites and returns how many. lane < lanes, 0 <= pos < tier.padded. Not for pages of three levels: there
+// the code is digit pos % 5, lowest first, of the base-3 number in byte
+// lane / 8 * lane_block_bytes + tier.offset + pos / 5 * 8 + lane % 8.
 int code_sites(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos, CodeSite out[2]);
 
 } // namespace kvmosaic

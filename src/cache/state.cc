@@ -143,7 +143,7 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
         LayerShape l;
         for (int32_t* v : {&l.heads, &l.kv_heads, &l.key_dim, &l.value_dim})
             *v = r.get<int32_t>("layer shape");
-        r.expect(l == im.shape.layers[i], "layer " + std::to_string(i) + ": the state comes from another model");
+        r.expect(l.same_sizes(im.shape.layers[i]), "layer " + std::to_string(i) + ": the state comes from another model");
     }
     const uint64_t rows = r.get<uint64_t>("rows");
     r.expect(rows <= (bytes.size() - r.at) / sizeof(int32_t),

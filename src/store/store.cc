@@ -9,33 +9,38 @@ namespace {
 uint32_t round_up(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 uint32_t ceil_div(uint32_t n, uint32_t by) { return (n + by - 1) / by; }
 
+constexpr int32_t kDigits = 5; // codes of three levels in a byte: 3^5 = 243
+
 // Adds a coded tier behind the ones that are there.
 void add_tier(PageLayout* page, uint8_t bits, uint16_t live, uint16_t first) {
     TierLayout& tier = page->tiers[page->tier_count++];
+    const bool digits = page->levels == 3;
     tier.bits = bits;
     tier.live = live;
-    tier.padded = uint16_t(round_up(live, uint32_t(granule(bits))));
+    tier.padded = uint16_t(round_up(live, uint32_t(digits ? kDigits : granule(bits))));
     tier.first = first;
     tier.param_first = page->coded;
     tier.offset = page->lane_block_bytes;
+    tier.bytes = digits ? tier.padded / kDigits * kLaneBlock : uint32_t(tier.padded) * bits;
     page->coded = uint16_t(page->coded + tier.padded);
-    page->lane_block_bytes += uint32_t(tier.padded) * bits;
+    page->lane_block_bytes += tier.bytes;
 }
 
-// Offsets of everything behind the codes. Codes are a multiple of 32 bytes and raw channels of 2 * lanes.
+// Offsets of everything behind the codes. Codes are a multiple of 8 bytes and raw channels of 2 * lanes.
 void place_arrays(PageLayout* page) {
+    page->columns = page->along_depth ? page->lanes : page->coded;
     page->raw_offset = page->lane_blocks * page->lane_block_bytes;
     page->scale_offset = page->raw_offset + uint32_t(page->raw_depth) * page->lanes * bytes_of(RawType::f16);
-    const uint32_t params = uint32_t(page->groups) * page->coded * bytes_of(page->params);
-    page->zero_offset = page->scale_offset + params;
-    page->map_offset = page->zero_offset + params;
-    if (page->kind == StoreKind::tiered) {
-        const uint32_t element = page->dim > 256 ? 2 : 1;
-        page->map_offset = round_up(page->map_offset, element);
-        page->map_bytes = page->dim * element;
-    }
+    const uint32_t params = uint32_t(page->groups) * page->columns * bytes_of(page->params);
+    page->zero_offset = page->scale_offset + (page->has_scales() ? params : 0);
+    page->outlier_offset = round_up(page->zero_offset + (page->has_offsets() ? params : 0), 2);
+    page->map_offset = page->outlier_offset + uint32_t(page->outliers) * kPageTokens * 4;
+    if (page->map_bytes > 0) page->map_offset = round_up(page->map_offset, page->map_bytes / page->dim);
     page->bytes = round_up(page->map_offset + page->map_bytes, kPageAlign);
 }
+
+uint32_t map_element(int32_t dim) { return dim > 256 ? 2 : 1; }
+Axis along_lanes(Side side) { return side == Side::key ? Axis::tokens : Axis::channels; }
 
 PageLayout empty_layout(const StoreSpec& spec, Side side, int32_t dim) {
     PageLayout page;
@@ -47,14 +52,73 @@ PageLayout empty_layout(const StoreSpec& spec, Side side, int32_t dim) {
     page.lanes = uint16_t(side == Side::key ? kPageTokens : dim);
     page.depth = uint16_t(side == Side::key ? dim : kPageTokens);
     page.lane_blocks = uint16_t(ceil_div(page.lanes, kLaneBlock));
+    page.rule = spec.rule;
+    page.levels = spec.levels;
+    page.clip = spec.clip;
+    page.book = spec.book;
+    page.outliers = spec.outliers;
+    page.along_depth = spec.axis != along_lanes(side);
     page.group = spec.group;
-    page.groups = uint16_t(ceil_div(page.lanes, spec.group));
+    if (spec.edge_groups > 0) {
+        page.edges = spec.edges;
+        page.groups = spec.edge_groups;
+    } else {
+        page.groups = uint16_t(ceil_div(page.along_depth ? page.depth : page.lanes, spec.group));
+    }
+    if (spec.kind == StoreKind::tiered && spec.page_map) page.map_bytes = uint32_t(dim) * map_element(dim);
     return page;
 }
 
 Status bad(const std::string& what) { return Status(StatusCode::invalid_argument, what); }
 
+bool is_hybrid(GridRule rule) { return rule == GridRule::hybrid_1bit || rule == GridRule::hybrid_4level; }
+bool is_codebook(GridRule rule) {
+    return rule == GridRule::codebook_norm || rule == GridRule::codebook_range || rule == GridRule::codebook_fixed;
+}
+
+Status validate_rule(const StoreSpec& spec) {
+    if ((spec.kind == StoreKind::codebook) != is_codebook(spec.rule))
+        return bad("rule: a codebook rule and a codebook store need each other");
+    if (spec.kind == StoreKind::codebook && spec.book == nullptr) return bad("book: a codebook store needs its levels");
+    if (spec.kind == StoreKind::codebook && spec.bits > 4)
+        return bad("bits = " + std::to_string(spec.bits) + " of a codebook: must be 1, 2, 3 or 4");
+    if (spec.outliers > 0 && (spec.kind != StoreKind::codebook || spec.rule == GridRule::codebook_norm))
+        return bad("outliers: only in a codebook store with a range");
+    if ((spec.rule == GridRule::symmetric || is_hybrid(spec.rule)) && spec.kind == StoreKind::grid && spec.bits < 2)
+        return bad("bits = 1: symmetric levels need at least 2");
+    if (spec.kind == StoreKind::tiered && spec.rule != GridRule::asym && spec.rule != GridRule::midpoint)
+        return bad("rule: a tiered store is asymmetric");
+    if (is_hybrid(spec.rule) && spec.params == ParamType::f8e4m3)
+        return bad("params = f8e4m3: a hybrid grid needs f16 or bf16");
+    if (spec.rule == GridRule::hybrid_1bit && spec.bits != 2)
+        return bad("bits = " + std::to_string(spec.bits) + ": the hybrid with two levels is one of 2 bits");
+    if (spec.levels != 0 && (spec.levels != 3 || spec.bits != 2 || spec.kind != StoreKind::grid ||
+                             (spec.rule != GridRule::asym && spec.rule != GridRule::symmetric)))
+        return bad("levels = " + std::to_string(spec.levels) +
+                   ": must be 0, or 3 in a grid of 2 bits, asymmetric or symmetric");
+    if (!(spec.clip > 0.0f && spec.clip <= 1.0f))
+        return bad("clip = " + std::to_string(spec.clip) + ": must be above 0 and at most 1");
+    return Status();
+}
+
+// Unequal groups of channels: ascending, from 0 to dim.
+Status validate_edges(const StoreSpec& spec, int32_t dim) {
+    if (spec.edge_groups == 0) return Status();
+    if (spec.axis != Axis::channels || spec.edges == nullptr) return bad("edges: only for groups along channels");
+    for (int32_t g = 0; g < spec.edge_groups; ++g)
+        if (spec.edges[g] >= spec.edges[g + 1]) return bad("edges: must ascend");
+    if (spec.edges[0] != 0 || spec.edges[spec.edge_groups] != dim)
+        return bad("edges: must run from 0 to " + std::to_string(dim));
+    return Status();
+}
+
 } // namespace
+
+bool has_offsets(GridRule rule) {
+    return rule == GridRule::asym || rule == GridRule::midpoint || rule == GridRule::integer || is_hybrid(rule) ||
+           rule == GridRule::codebook_range;
+}
+bool has_scales(GridRule rule) { return rule != GridRule::codebook_fixed; }
 
 bool is_width(int bits) { return bits == 1 || bits == 2 || bits == 3 || bits == 4 || bits == 6 || bits == 8; }
 
@@ -95,14 +159,14 @@ PageLayout raw_layout(RawType type, Side side, int32_t dim, int32_t tokens) {
     page.lanes = uint16_t(side == Side::key ? tokens : dim);
     page.depth = uint16_t(side == Side::key ? dim : tokens);
     page.bytes = round_up(uint32_t(tokens) * uint32_t(dim) * bytes_of(type), kPageAlign);
-    page.scale_offset = page.zero_offset = page.map_offset = page.bytes;
+    page.scale_offset = page.zero_offset = page.outlier_offset = page.map_offset = page.bytes;
     return page;
 }
 
 PageLayout layout(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder) {
     if (spec.kind == StoreKind::raw) return raw_layout(spec.raw, side, dim);
     PageLayout page = empty_layout(spec, side, dim);
-    if (spec.kind == StoreKind::grid) {
+    if (spec.kind != StoreKind::tiered) {
         add_tier(&page, spec.bits, page.depth, 0);
     } else {
         uint16_t first = 0;
@@ -150,25 +214,23 @@ uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const s
     uint32_t most = 0;
     for (int32_t spent = 0; spent <= dim; ++spent)
         most = std::max(most, best[size_t(spent)] + uint32_t(dim - spent) * linear);
-    const uint32_t element = dim > 256 ? 2 : 1;
-    return round_up(round_up(most, element) + uint32_t(dim) * element, kPageAlign);
+    const uint32_t element = spec.page_map ? map_element(dim) : 0;
+    return round_up(round_up(most, 2) + uint32_t(dim) * element, kPageAlign);
 }
 
 Status validate(const StoreSpec& spec, Side side, int32_t dim) {
     if (dim < 1 || dim > kMaxHeadDim)
         return bad("head size = " + std::to_string(dim) + ": must be from 1 to " + std::to_string(kMaxHeadDim));
     if (spec.kind == StoreKind::raw) return Status();
-    if (spec.kind == StoreKind::grid && !is_width(spec.bits))
+    if (spec.kind != StoreKind::tiered && !is_width(spec.bits))
         return bad("bits = " + std::to_string(spec.bits) + ": must be 1, 2, 3, 4, 6 or 8");
     if (spec.kind == StoreKind::tiered && side == Side::value)
         return Status(StatusCode::unsupported,
                       "store = tiered on the value side: not available yet; allowed: key side");
-    const Axis along_lanes = side == Side::key ? Axis::tokens : Axis::channels;
-    if (spec.axis != along_lanes)
-        return Status(
-            StatusCode::unsupported,
-            std::string("axis = ") + (spec.axis == Axis::tokens ? "tokens" : "channels") + " on the " + name_of(side) +
-                " side: not available yet; allowed: " + (along_lanes == Axis::tokens ? "tokens" : "channels"));
+    if (Status s = validate_rule(spec); !s) return s;
+    if (Status s = validate_edges(spec, dim); !s) return s;
+    if (spec.kind == StoreKind::tiered && spec.axis != Axis::tokens)
+        return bad("axis = channels in a tiered store: must be tokens, each channel has its own scale");
     const int32_t most = spec.axis == Axis::tokens ? kPageTokens : kMaxHeadDim;
     if (spec.group < 8 || spec.group > most || spec.group % 8 != 0)
         return bad("group = " + std::to_string(spec.group) + ": must be a multiple of 8 from 8 to " +

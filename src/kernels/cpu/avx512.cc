@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/tables.h"
 #include "kernels/grid.h"
+#include "kernels/ref/ref.h"
 
 namespace kvmosaic::kernels::avx512 {
 

@@ -2,6 +2,7 @@
 // instruction beyond the family's base.
 #include "kernels/cpu/tables.h"
 #include "kernels/grid.h"
+#include "kernels/ref/ref.h"
 
 namespace kvmosaic::kernels::scalar {
 
