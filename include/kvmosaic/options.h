@@ -14,7 +14,8 @@ namespace kvmosaic {
 
 // One option of a method.
 struct OptionInfo {
-    enum class Kind { integer, real, choice };
+    // text: any characters but a comma. Without a default (fallback = "") it must be given.
+    enum class Kind { integer, real, choice, text };
     std::string name;
     Kind kind = Kind::integer;
     std::string fallback;                  // default, as text
@@ -23,7 +24,7 @@ struct OptionInfo {
     std::string help;
     std::string word = {}; // a word that may stand in place of a number ("off"), or empty
 };
-const char* name_of(OptionInfo::Kind kind); // "integer", "real", "choice"
+const char* name_of(OptionInfo::Kind kind); // "integer", "real", "choice", "text"
 // What may be given, in words: "0 to 4096", "f16, bf16 or f8e4m3", "0 to 1, or off".
 std::string allowed_text(const OptionInfo& option);
 

@@ -26,7 +26,7 @@ std::string suggestion(std::string_view given, const std::vector<std::string>& n
 std::string canonical(const OptionInfo& option, std::string_view value) {
     if (!option.word.empty() && value == option.word) return option.word;
     std::string printed;
-    if (option.kind == OptionInfo::Kind::choice) {
+    if (option.kind == OptionInfo::Kind::choice || option.kind == OptionInfo::Kind::text) {
         printed = value;
     } else if (option.kind == OptionInfo::Kind::integer) {
         int64_t n = 0;
@@ -54,11 +54,14 @@ const char* name_of(OptionInfo::Kind kind) {
         return "real";
     case OptionInfo::Kind::choice:
         return "choice";
+    case OptionInfo::Kind::text:
+        return "text";
     }
     return "?";
 }
 
 std::string allowed_text(const OptionInfo& option) {
+    if (option.kind == OptionInfo::Kind::text) return "text without a comma";
     std::string allowed = option.choices.empty() ? text::print_real(option.min) + " to " + text::print_real(option.max)
                                                  : text::join(option.choices);
     if (option.choices.empty() && option.kind == OptionInfo::Kind::integer) {
@@ -106,6 +109,8 @@ Result<OptionValues> parse_options(std::string_view name, const std::vector<Opti
         given.set(option->name, printed);
     }
     for (const OptionInfo& option : options) {
+        if (option.kind == OptionInfo::Kind::text && option.fallback.empty() && !given.has(option.name))
+            return bad(who + ": option " + option.name + " must be given: " + option.help);
         values.set(option.name, given.has(option.name) ? given.text(option.name) : canonical(option, option.fallback));
     }
     return values;
@@ -129,7 +134,7 @@ std::string help_text(const std::vector<OptionInfo>& options, int indent) {
     for (const OptionInfo& option : options) {
         help += std::string(size_t(std::max(indent, 0)), ' ') + option.name + "=" +
                 std::string(width - option.name.size() + 2, ' ') + option.help + " (" + allowed_text(option) +
-                "; default " + option.fallback + ")\n";
+                (option.fallback.empty() ? "; must be given" : "; default " + option.fallback) + ")\n";
     }
     return help;
 }
