@@ -45,6 +45,10 @@ static inline float rounded(ParamType type, float x) {
     return x;
 }
 
+static inline float largest_of(ParamType type) {
+    return type == ParamType::f16 ? 65504.0f : type == ParamType::bf16 ? 0x1.FEp127f : 448.0f;
+}
+
 static inline float magnitude(float x) { return x < 0.0f ? -x : x; }
 static inline float largest_code(int bits, int levels) { return float(levels > 0 ? levels - 1 : (1 << bits) - 1); }
 // Steps from 0 to the outermost level of a symmetric grid.
@@ -82,6 +86,7 @@ static inline Grid make_grid(const GridForm& form, float min, float max) {
     // Adding +0 turns -0 into +0, so that the sign of a zero minimum does not depend on the order of comparisons.
     min = std::fmin(std::fmax(min, -kGridLimit), kGridLimit) + 0.0f;
     max = std::fmin(std::fmax(max, -kGridLimit), kGridLimit) + 0.0f;
+    const float middle = min == max ? min : 0.5f * min + 0.5f * max; // of a group with one level: not clipped
     if (form.clip != 1.0f) min *= form.clip, max *= form.clip;
     Grid grid;
     grid.top = largest_code(form.bits, form.levels);
@@ -99,12 +104,16 @@ static inline Grid make_grid(const GridForm& form, float min, float max) {
     }
     const bool flat = magnitude(grid.s) < kSmallestScale;
     if (flat) grid.s = 0.0f;
+    // A narrow range far from 0 would lie more steps away than the type of the offset can count: wider steps then.
+    // Half of the largest, so that the step may round down.
+    if (form.rule == GridRule::integer && !flat)
+        grid.s = std::fmax(grid.s, rounded(form.params, magnitude(min) / (0.5f * largest_of(form.params))));
     grid.stored_s = grid.s;
     if (!has_offsets(form.rule)) {
         open_grid(form.rule, form.bits, form.levels, &grid.s, &grid.z);
     } else if (flat) {
         // One level for all: the constant itself, or the middle where the scale underflowed.
-        grid.stored_z = grid.z = rounded(form.params, min == max ? min : 0.5f * min + 0.5f * max);
+        grid.stored_z = grid.z = rounded(form.params, middle);
     } else if (midpoint) {
         const float low = 0.75f * min, high = 0.25f * max;
         grid.stored_z = grid.z = rounded(form.params, low + high);

@@ -1,6 +1,7 @@
 #include "kvmosaic/store.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace kvmosaic {
@@ -76,12 +77,23 @@ bool is_codebook(GridRule rule) {
     return rule == GridRule::codebook_norm || rule == GridRule::codebook_range || rule == GridRule::codebook_fixed;
 }
 
+Status validate_book(const StoreSpec& spec) {
+    if (spec.book == nullptr) return bad("book: a codebook store needs its levels");
+    if (spec.bits > 4) return bad("bits = " + std::to_string(spec.bits) + " of a codebook: must be 1, 2, 3 or 4");
+    if (spec.axis != Axis::channels) return bad("axis = tokens of a codebook: must be channels");
+    if (spec.clip != 1.0f) return bad("clip: not in a codebook store");
+    for (int i = 0; i < 1 << spec.bits; ++i)
+        if (!std::isfinite(spec.book[i]) || (i > 0 && !(spec.book[i] > spec.book[i - 1])))
+            return bad("book: its levels must ascend and be finite");
+    return Status();
+}
+
 Status validate_rule(const StoreSpec& spec) {
     if ((spec.kind == StoreKind::codebook) != is_codebook(spec.rule))
         return bad("rule: a codebook rule and a codebook store need each other");
-    if (spec.kind == StoreKind::codebook && spec.book == nullptr) return bad("book: a codebook store needs its levels");
-    if (spec.kind == StoreKind::codebook && spec.bits > 4)
-        return bad("bits = " + std::to_string(spec.bits) + " of a codebook: must be 1, 2, 3 or 4");
+    if (spec.kind == StoreKind::codebook) {
+        if (Status s = validate_book(spec); !s) return s;
+    }
     if (spec.outliers > 0 && (spec.kind != StoreKind::codebook || spec.rule == GridRule::codebook_norm))
         return bad("outliers: only in a codebook store with a range");
     if ((spec.rule == GridRule::symmetric || is_hybrid(spec.rule)) && spec.kind == StoreKind::grid && spec.bits < 2)

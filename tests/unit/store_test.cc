@@ -202,14 +202,140 @@ TEST(Store, ValidateNamesTheFieldAndItsRange) {
               "group = 0: must be a multiple of 8 from 8 to 128");
     EXPECT_EQ(message_of(validate(grid_spec(Side::value, 2, 20), Side::value, 64)),
               "group = 20: must be a multiple of 8 from 8 to 512");
-    const Status axis = validate(good, Side::value, 64);
-    EXPECT_EQ(axis.code(), StatusCode::unsupported);
-    EXPECT_NE(axis.message().find("axis = tokens on the value side: not available yet"), std::string::npos);
-    const Status tiered = validate(grid_spec(Side::value, 2, 32), Side::key, 64);
-    EXPECT_EQ(tiered.code(), StatusCode::unsupported);
+    EXPECT_TRUE(validate(good, Side::value, 64)); // groups along tokens, on either side
+    EXPECT_TRUE(validate(grid_spec(Side::value, 2, 32), Side::key, 64));
     StoreSpec value_ladder = grid_spec(Side::value, 0, 32);
     value_ladder.kind = StoreKind::tiered;
     EXPECT_EQ(validate(value_ladder, Side::value, 64).code(), StatusCode::unsupported);
+}
+
+TEST(Store, ValidateRules) {
+    const auto refused = [](StoreSpec spec, const char* what, Side side = Side::key) {
+        const Status status = validate(spec, side, 64);
+        EXPECT_EQ(status.code(), StatusCode::invalid_argument) << what;
+        EXPECT_NE(message_of(status).find(what), std::string::npos) << message_of(status);
+    };
+    const float book[4] = {-1.5f, -0.5f, 0.5f, 1.5f}, falling[4] = {0.0f, 1.0f, 0.5f, 2.0f};
+    StoreSpec grid = grid_spec(Side::value, 2, 32), coded = grid;
+    coded.kind = StoreKind::codebook;
+    coded.rule = GridRule::codebook_range;
+    coded.book = book;
+    for (GridRule rule : {GridRule::midpoint, GridRule::integer, GridRule::symmetric, GridRule::extreme,
+                          GridRule::hybrid_1bit, GridRule::hybrid_4level}) {
+        for (Axis axis : {Axis::tokens, Axis::channels}) {
+            for (Side side : {Side::key, Side::value}) {
+                StoreSpec spec = grid;
+                spec.rule = rule, spec.axis = axis;
+                EXPECT_TRUE(validate(spec, side, 64)) << int(rule);
+            }
+        }
+    }
+    EXPECT_TRUE(validate(coded, Side::key, 64));
+    EXPECT_TRUE(validate(coded, Side::value, 64));
+    for (auto change : std::vector<std::pair<const char*, void (*)(StoreSpec*)>>{
+             {"rule", [](StoreSpec* s) { s->rule = GridRule::asym; }},
+             {"book", [](StoreSpec* s) { s->book = nullptr; }},
+             {"bits = 6 of a codebook", [](StoreSpec* s) { s->bits = 6; }},
+             {"outliers", [](StoreSpec* s) { s->rule = GridRule::codebook_norm, s->outliers = 1; }},
+             {"axis", [](StoreSpec* s) { s->axis = Axis::tokens; }},
+             {"clip", [](StoreSpec* s) { s->clip = 0.9f; }},
+         }) {
+        StoreSpec spec = coded;
+        change.second(&spec);
+        refused(spec, change.first);
+    }
+    coded.book = falling;
+    refused(coded, "book: its levels must ascend");
+    for (auto change : std::vector<std::pair<const char*, void (*)(StoreSpec*)>>{
+             {"rule", [](StoreSpec* s) { s->rule = GridRule::codebook_norm; }},
+             {"outliers", [](StoreSpec* s) { s->outliers = 1; }},
+             {"bits = 1", [](StoreSpec* s) { s->rule = GridRule::symmetric, s->bits = 1; }},
+             {"bits = 1", [](StoreSpec* s) { s->rule = GridRule::hybrid_4level, s->bits = 1; }},
+             {"bits = 3", [](StoreSpec* s) { s->rule = GridRule::hybrid_1bit, s->bits = 3; }},
+             {"f8e4m3", [](StoreSpec* s) { s->rule = GridRule::hybrid_1bit, s->params = ParamType::f8e4m3; }},
+             {"levels = 5", [](StoreSpec* s) { s->levels = 5; }},
+             {"levels = 3", [](StoreSpec* s) { s->levels = 3, s->bits = 3; }},
+             {"levels = 3", [](StoreSpec* s) { s->levels = 3, s->rule = GridRule::extreme; }},
+             {"clip", [](StoreSpec* s) { s->clip = 0.0f; }},
+             {"clip", [](StoreSpec* s) { s->clip = 1.01f; }},
+             {"clip", [](StoreSpec* s) { s->clip = NAN; }},
+         }) {
+        StoreSpec spec = grid;
+        change.second(&spec);
+        refused(spec, change.first);
+    }
+    StoreSpec tiered = tiered_spec(32);
+    tiered.rule = GridRule::symmetric;
+    refused(tiered, "rule: a tiered store");
+    tiered = tiered_spec(32);
+    tiered.axis = Axis::channels;
+    refused(tiered, "axis = channels");
+}
+
+TEST(Store, ValidateEdges) {
+    StoreSpec spec = grid_spec(Side::value, 2, 32);
+    const uint16_t good[4] = {0, 5, 40, 64}, gap[4] = {1, 5, 40, 64}, flat[4] = {0, 5, 5, 64}, over[4] = {0, 5, 40, 65};
+    spec.edge_groups = 3;
+    EXPECT_FALSE(validate(spec, Side::value, 64)); // no edges
+    spec.edges = good;
+    EXPECT_TRUE(validate(spec, Side::value, 64));
+    EXPECT_TRUE(validate(spec, Side::key, 64));
+    EXPECT_FALSE(validate(spec, Side::key, 80));
+    for (const uint16_t* edges : {gap, flat, over}) {
+        spec.edges = edges;
+        EXPECT_FALSE(validate(spec, Side::key, 64));
+    }
+    spec.edges = good;
+    const PageLayout page = layout(spec, Side::value, 64);
+    EXPECT_EQ(page.groups, 3);
+    EXPECT_EQ(page.group_at(0), 0);
+    EXPECT_EQ(page.group_at(4), 0);
+    EXPECT_EQ(page.group_at(5), 1);
+    EXPECT_EQ(page.group_at(63), 2);
+    spec.axis = Axis::tokens;
+    EXPECT_EQ(message_of(validate(spec, Side::key, 64)), "edges: only for groups along channels");
+}
+
+// What a page of the other rules takes, by hand: D = 64, 128 tokens.
+TEST(Store, SizesOfTheOtherKinds) {
+    StoreSpec spec = grid_spec(Side::value, 4, 32);
+    spec.rule = GridRule::extreme; // key, groups of 32 channels, scales only: 8192 bytes of codes, 2 x 128 scales
+    EXPECT_EQ(layout(spec, Side::key, 64).bytes, 4096u + 512u);
+    EXPECT_EQ(layout(spec, Side::key, 64).true_bits(), 4.5); // as llama.cpp's q4_0
+    spec.bits = 8;
+    spec.rule = GridRule::symmetric;
+    EXPECT_EQ(layout(spec, Side::key, 64).true_bits(), 8.5); // q8_0
+    EXPECT_EQ(layout(spec, Side::value, 64).true_bits(), 8.5);
+    spec = grid_spec(Side::key, 2, 32);
+    const PageLayout along = layout(spec, Side::value, 64); // values, groups of 32 tokens
+    EXPECT_TRUE(along.along_depth);
+    EXPECT_EQ(along.columns, 64);
+    EXPECT_EQ(along.groups, 4);
+    EXPECT_EQ(along.zero_offset, 2048u + 512u);
+    EXPECT_EQ(along.bytes, 2048u + 2 * 512u);
+    spec.levels = 3;
+    const PageLayout three = layout(spec, Side::key, 64); // 13 bytes a token for 64 digits
+    EXPECT_EQ(three.tiers[0].padded, 65);
+    EXPECT_EQ(three.tiers[0].bytes, 8u * 13u);
+    EXPECT_EQ(three.scale_offset, 16u * 8u * 13u);
+    EXPECT_EQ(three.columns, 65);
+    const float book[4] = {-1, -0.5, 0.5, 1};
+    StoreSpec coded = grid_spec(Side::value, 2, 64);
+    coded.kind = StoreKind::codebook;
+    coded.book = book;
+    coded.rule = GridRule::codebook_fixed;
+    coded.outliers = 2;
+    const PageLayout fixed = layout(coded, Side::key, 64);
+    EXPECT_EQ(fixed.scale_offset, fixed.outlier_offset); // no scales, no offsets
+    EXPECT_EQ(fixed.bytes, 2048u + 128u * 2u * 4u);
+    coded.rule = GridRule::codebook_norm;
+    coded.outliers = 0;
+    EXPECT_EQ(layout(coded, Side::key, 64).bytes, 2048u + 256u);
+    StoreSpec bare = tiered_spec(128);
+    bare.page_map = false;
+    const Ladder ladder = ladder_of({{4, 16}, {2, 48}});
+    EXPECT_EQ(layout(bare, Side::key, 64, ladder).bytes + 64, layout(tiered_spec(128), Side::key, 64, ladder).bytes);
+    EXPECT_EQ(layout(bare, Side::key, 64, ladder).map_bytes, 0u);
 }
 
 TEST(Store, ValidateLadder) {

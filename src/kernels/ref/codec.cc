@@ -338,7 +338,10 @@ void encode(const PageLayout& page, const uint16_t* channels, const float* rows,
             store(page.raw, bytes, uint32_t(first * page.dim + i), rows[i]);
         return;
     }
-    if (page.map_bytes != 0) put_map(page, channels, bytes);
+    if (page.map_bytes != 0)
+        put_map(page, channels, bytes);
+    else
+        channels = nullptr; // nobody could find them again
     if (in_token(page)) {
         for (int32_t i = 0; i < n; ++i)
             encode_token(page, rows + int64_t(i) * page.dim, first + i, bytes);
