@@ -118,6 +118,9 @@ public:
     int64_t packed_rows(SeqId seq, int32_t layer, Side side) const; // beyond the front
     int64_t pages(SeqId seq, int32_t layer, Side side) const;       // pages that hold packed rows
     PageView page(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t index) const;
+    // The plan of a side, with what the sequence has decided once (Method::freeze); the method's initial plan before
+    // that and for an unknown sequence. Valid until the next step or sequence operation.
+    const SidePlan& plan(SeqId seq, int32_t layer, int32_t kv_head, Side side) const;
     // Decodes rows [first, first + count) of a side as attend sees them: packed rows from their codes, others from
     // their raw form. out: [count][D].
     void decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count, float* out) const;

@@ -25,6 +25,7 @@ struct Rope {
     float ext_factor = 0.0f, attn_factor = 1.0f, beta_fast = 32.0f, beta_slow = 1.0f; // YaRN
     std::vector<float> factors; // [rotary/2] divisors of the frequencies, or empty
 
+    bool operator==(const Rope&) const = default;
     // Channels (a, b) of pair i, 0 <= i < rotary/2.
     std::pair<int32_t, int32_t> pair(int32_t i) const;
     // Angle in radians that pair i turns per position, factors and YaRN ramp included.

@@ -104,9 +104,11 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         }
         attend_page(*table, query, key, value, range, states, o, scratch);
     };
-    const auto source = [](const Slot& slot, RawType type) {
-        return TileSource{slot.packed ? slot.packed->layout : nullptr, slot.packed ? slot.packed->bytes() : nullptr,
-                          slot.raw ? slot.raw->bytes() : nullptr, type};
+    const auto source = [&](const SideState& side, int64_t slot, Side which, RawType type) {
+        const Slot& at = side.slots[size_t(slot)];
+        TileSource from{at.raw ? at.raw->bytes() : nullptr, type, {}};
+        if (at.packed) from.packed = basis(seq, call.layer, head, which, slot);
+        return from;
     };
 
     const bool single = end == first + 1;
@@ -117,14 +119,14 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         std::fill(states, states + nq, RowState{kEmpty, 0.0f});
         float* o = partial + 2 * int64_t(nq);
         for (int64_t base = 0; span == 0 && base < front && base < seq.rows(); base += kPageTokens)
-            page({nullptr, nullptr, ks.front->bytes() + size_t(base) * size_t(dk) * bytes_of(k_type), k_type},
-                 {nullptr, nullptr, vs.front->bytes() + size_t(base) * size_t(dv) * bytes_of(v_type), v_type}, base,
+            page({ks.front->bytes() + size_t(base) * size_t(dk) * bytes_of(k_type), k_type, {}},
+                 {vs.front->bytes() + size_t(base) * size_t(dv) * bytes_of(v_type), v_type, {}}, base,
                  std::min<int64_t>(kPageTokens, front - base), false, o);
         for (int64_t c = int64_t(span) * kSpanPages; c < int64_t(span + 1) * kSpanPages; ++c) {
             const int64_t base = front + c * kPageTokens;
             if (base >= highest || c >= int64_t(ks.slots.size())) break;
             if (base + kPageTokens <= lowest) continue;
-            page(source(ks.slots[size_t(c)], k_type), source(vs.slots[size_t(c)], v_type), base, kPageTokens, true, o);
+            page(source(ks, c, Side::key, k_type), source(vs, c, Side::value, v_type), base, kPageTokens, true, o);
         }
         for (int32_t n = 0; n < nq; ++n)
             partial[n] = states[n].m, partial[nq + n] = states[n].l;

@@ -64,11 +64,55 @@ Status check(const SidePlan& plan, int32_t layer, Side side, int32_t dim) {
     if (plan.store.kind == StoreKind::tiered && w.flush != kPageTokens)
         return bad_window(layer, side,
                           "a tiered store packs whole pages: flush must be " + std::to_string(kPageTokens));
-    if (side == Side::key && w.flush % plan.store.group != 0)
+    if (plan.store.axis == Axis::tokens && w.flush % plan.store.group != 0)
         return bad_window(layer, side,
                           "flush=" + std::to_string(w.flush) +
                               " is no multiple of group=" + std::to_string(plan.store.group));
     return {};
+}
+
+// What a plan asks of the cache beside its store.
+Status check_extras(const Method& method, const SidePlan& plan, const LayerShape& l, int32_t layer, Side side) {
+    if (plan.window.flush == 0) return {};
+    if (Status st = validate(plan.transform, l.dim(side), l.kv_heads); !st)
+        return bad_window(layer, side, st.message());
+    if (plan.window.first != 0 && plan.window.first != kPageTokens)
+        return bad_window(layer, side, "first=" + std::to_string(plan.window.first) + " is neither 0 nor 128");
+    if ((method.freezes(side) || plan.pins > 0) && plan.window.first != kPageTokens)
+        return bad_window(layer, side, "what is decided once a sequence needs first=128");
+    if (plan.pins < 0 || plan.pins > kPageTokens)
+        return bad_window(layer, side, "pins=" + std::to_string(plan.pins) + " is outside 0..128");
+    if (plan.transform.joined > 1 && plan.store.kind == StoreKind::tiered)
+        return bad_window(layer, side, "joined heads and a tiered store do not go together");
+    if (plan.space == KeySpace::pre_rope && side == Side::key && !l.rope.known)
+        return {StatusCode::unsupported, "layer " + std::to_string(layer) +
+                                             ": its rotary embedding is not known, and this method packs keys from "
+                                             "before it"};
+    return {};
+}
+
+// The rotation's tables, shared by the layers that turn alike.
+std::shared_ptr<const TurnTable> turn_table(const Rope& rope,
+                                            const std::vector<std::shared_ptr<const TurnTable>>& made) {
+    for (const auto& t : made)
+        if (t && t->rope == rope) return t;
+    return std::make_shared<const TurnTable>(rope);
+}
+
+// FNV-1a over what a method took from a calibration file, so that a saved state is not read with another.
+uint64_t hash_plan(uint64_t h, const SidePlan& plan) {
+    const auto add = [&](const void* p, size_t n) {
+        for (size_t i = 0; i < n; ++i)
+            h = (h ^ static_cast<const uint8_t*>(p)[i]) * 0x100000001b3ull;
+    };
+    const Transform& t = plan.transform;
+    add(t.shift.data(), t.shift.size() * sizeof(float));
+    add(t.scale.data(), t.scale.size() * sizeof(float));
+    add(t.order.data(), t.order.size() * sizeof(uint16_t));
+    if (plan.store.book) add(plan.store.book, (size_t(1) << plan.store.bits) * sizeof(float));
+    if (plan.store.edges) add(plan.store.edges, (size_t(plan.store.edge_groups) + 1) * sizeof(uint16_t));
+    add(&plan.store.bits, sizeof(plan.store.bits));
+    return h;
 }
 
 } // namespace
@@ -94,6 +138,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
                                                    "' is not available here; this machine has: " + list);
     }
 
+    im->calibration = 0xcbf29ce484222325ull;
     im->side_first.assign(shape.layers.size(), -1);
     bool packs = false;
     for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {
@@ -104,6 +149,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
             for (const Side side : {Side::key, Side::value}) {
                 SidePlan plan = im->method->initial(side, layer, head, l.dim(side));
                 if (Status st = check(plan, layer, side, l.dim(side)); !st) return st;
+                if (Status st = check_extras(*im->method, plan, l, layer, side); !st) return st;
                 const bool tiered = plan.window.flush > 0 && plan.store.kind == StoreKind::tiered;
                 const int32_t d = l.dim(side);
                 im->raw_layouts.push_back(im->intern(raw_layout(plan.raw, side, d)));
@@ -111,15 +157,23 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
                     plan.window.front ? im->intern(raw_layout(plan.raw, side, d, plan.window.front)) : nullptr);
                 im->grid_layouts.push_back(plan.window.flush > 0 && !tiered ? im->intern(layout(plan.store, side, d))
                                                                             : nullptr);
+                im->pin_layouts.push_back(plan.pins > 0 ? im->intern(raw_layout(plan.raw, side, d, plan.pins))
+                                                        : nullptr);
                 im->worst.push_back(tiered ? worst_page_bytes(plan.store, side, d, im->method->widths(side)) : 0);
                 packs = packs || plan.window.flush > 0;
+                im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
+        const bool turns =
+            l.has_kv() && im->plans[size_t(im->side_index(layer, 0, Side::key))].space == KeySpace::pre_rope;
+        im->turns.push_back(turns ? turn_table(l.rope, im->turns) : nullptr);
         for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {
             const Window& w = im->plans[size_t(i)].window;
             const Side side = (i - im->side_first[size_t(layer)]) % 2 ? Side::value : Side::key;
             if (!(w == im->window(layer, side)) || w.front != im->window(layer, Side::key).front)
                 return bad_window(layer, side, "all heads of a layer need one window, and both sides one front");
+            if (im->plans[size_t(i)].transform.joined != im->joined(layer, side))
+                return bad_window(layer, side, "all heads of a layer need the same number of joined heads");
         }
     }
     im->path = !packs ? Path::raw : options.reference ? Path::reference : Path::restore;
@@ -218,6 +272,7 @@ Footprint Cache::footprint() const {
     Footprint f;
     std::unordered_set<const Sequence*> seen;
     std::unordered_set<const Page*> counted;
+    std::unordered_set<const SidePlan*> plans_seen;
     const auto count = [&](const Page* page, int64_t* bytes) {
         if (!page || !counted.insert(page).second) return false;
         const int64_t exact = page->layout ? int64_t(Arena::rounded(sizeof(Page) + page->layout->bytes)) : 0;
@@ -245,6 +300,13 @@ Footprint Cache::footprint() const {
                     f.statistics += int64_t(state.abs_sum.size() * sizeof(float));
                     int64_t rows = 0; // not yet counted through another sequence that shares the page
                     if (count(state.front, &f.raw[side_number])) rows += std::min(front, seq->rows());
+                    count(state.pins, &f.raw[side_number]);
+                    if (state.frozen && plans_seen.insert(state.frozen.get()).second) {
+                        const SidePlan& p = *state.frozen;
+                        f.tables += int64_t(sizeof(SidePlan)) +
+                                    int64_t((p.transform.scale.size() + p.transform.shift.size()) * sizeof(float)) +
+                                    int64_t((p.transform.order.size() + p.pinned.size() + p.channels.size()) * 2);
+                    }
                     for (size_t i = 0; i < state.slots.size(); ++i) {
                         const Slot& slot = state.slots[i];
                         const bool fresh_raw = count(slot.raw, &f.raw[side_number]);
@@ -287,7 +349,13 @@ PageView Cache::page(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64
 void Cache::decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count,
                    float* out) const {
     if (const Sequence* s = impl_->find(seq))
-        impl_->decode(*s, impl_->side_index(layer, kv_head, side), packed_rows(seq, layer, side), first, count, out);
+        impl_->decode(*s, layer, kv_head, side, packed_rows(seq, layer, side), first, count, out);
+}
+
+const SidePlan& Cache::plan(SeqId seq, int32_t layer, int32_t kv_head, Side side) const {
+    const int32_t index = impl_->side_index(layer, kv_head, side);
+    const Sequence* s = impl_->find(seq);
+    return s ? impl_->plan_of(s->sides[size_t(index)], index) : impl_->plans[size_t(index)];
 }
 
 } // namespace kvmosaic

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cache/basis.h"
 #include "core/arena.h"
 #include "kernels/kernels.h"
 #include "kvmosaic/cache.h"
@@ -34,9 +35,15 @@ struct Slot {
 // One layer, KV head and side of a sequence.
 struct SideState {
     Page* front = nullptr;
+    Page* pins = nullptr; // raw rows that the plan pinned, [plan.pins][D]; written when the first page is packed
     std::vector<Slot> slots;
     std::vector<float> abs_sum; // [D], key side of methods that use queries
     int64_t query_count = 0;
+    // The plan with what this sequence decided once (Method::freeze). Made when the rows for it are there; shared by
+    // forks, and never changed after `decided`.
+    std::shared_ptr<SidePlan> frozen;
+    bool decided = false;
+    bool defaulted = false; // decided by a step that was given up before it was written: the initial plan stands
 };
 
 struct Sequence {
@@ -94,12 +101,15 @@ struct Cache::Impl {
     const kernels::Table* table = nullptr;
     Arena arena;
     Path path = Path::raw;
+    uint64_t calibration = 0; // hash of what plans hold beyond the spec: transforms, codebooks, groups
 
     std::vector<int32_t> side_first; // [L] index of the first SideState of a layer
     int32_t side_count = 0;
     std::vector<SidePlan> plans;                                             // [side_count] fixed part
     std::vector<const PageLayout*> front_layouts, raw_layouts, grid_layouts; // [side_count]
-    std::vector<uint32_t> worst; // [side_count] bytes of the largest page, tiered stores
+    std::vector<const PageLayout*> pin_layouts;                              // [side_count] null without pinned rows
+    std::vector<uint32_t> worst;                         // [side_count] bytes of the largest page, tiered stores
+    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE, else null
     std::map<SeqId, std::shared_ptr<Sequence>> sequences;
     Step step;
     std::atomic<int64_t> non_finite{0}, saturated{0};
@@ -116,6 +126,13 @@ struct Cache::Impl {
         return side_first[size_t(layer)] + 2 * head + int32_t(side);
     }
     const Window& window(int32_t layer, Side side) const { return plans[size_t(side_index(layer, 0, side))].window; }
+    // The plan that a sequence's pages of this side were made with.
+    const SidePlan& plan_of(const SideState& state, int32_t index) const {
+        return state.frozen ? *state.frozen : plans[size_t(index)];
+    }
+    int32_t joined(int32_t layer, Side side) const {
+        return plans[size_t(side_index(layer, 0, side))].transform.joined;
+    }
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
 
     // ---- pages ----
@@ -136,7 +153,10 @@ struct Cache::Impl {
     void free_pages(Sequence& seq);
     void drop_sequence(std::shared_ptr<Sequence>& seq); // frees the pages when this was the last owner
     Status truncate(std::shared_ptr<Sequence>& seq, int64_t rows);
-    void decode(const Sequence& seq, int32_t index, int64_t packed, int64_t first, int64_t count, float* out) const;
+    void decode(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t packed, int64_t first,
+                int64_t count, float* out) const;
+    // How rows of packed page `slot` become rows of the model. Valid while nothing is appended.
+    Basis basis(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t slot) const;
 
     // ---- step ----
     struct Change { // of one page pointer, to be undone when a later allocation fails
@@ -153,10 +173,12 @@ struct Cache::Impl {
     void make_tiles();
     void end_step();
     void blank(Page* page, int32_t index);
-    void write_side(StepSequence& s, int32_t layer, int32_t head, Side side, RowsF32 q, RowsF32 x);
+    void write_side(StepSequence& s, int32_t layer, int32_t first_head, Side side, RowsF32 q, RowsF32 x);
+    void add_query(SideState& state, int32_t layer, RawType type, const float* q) const;
+    void freeze(StepSequence& s, int32_t layer, int32_t head, Side side);
     void plan_page(const StepSequence& s, int32_t layer, int32_t head, Side side, const float* rows, int64_t first,
                    int64_t count, SidePlan* plan) const;
-    void seal(StepSequence& s, int32_t layer, int32_t head, Side side, int64_t packed, const SidePlan* shared);
+    void seal(StepSequence& s, int32_t layer, int32_t first_head, Side side, int64_t packed, const SidePlan* shared);
     int64_t packed_seen(const StepSequence& s, int32_t layer, Side side, int64_t row, bool causal) const;
     int32_t spans(const RowTile& tile, int32_t layer) const;
     struct AttendCall;

@@ -12,7 +12,10 @@ const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
     const auto same = [&](const PageLayout& a) {
         if (a.kind != layout.kind || a.side != layout.side || a.dim != layout.dim || a.tokens != layout.tokens ||
             a.bytes != layout.bytes || a.raw != layout.raw || a.params != layout.params || a.group != layout.group ||
-            a.tier_count != layout.tier_count || a.raw_depth != layout.raw_depth || a.zero_bits != layout.zero_bits)
+            a.rule != layout.rule || a.levels != layout.levels || a.clip != layout.clip || a.book != layout.book ||
+            a.edges != layout.edges || a.along_depth != layout.along_depth || a.outliers != layout.outliers ||
+            a.map_bytes != layout.map_bytes || a.tier_count != layout.tier_count || a.raw_depth != layout.raw_depth ||
+            a.zero_bits != layout.zero_bits)
             return false;
         for (int i = 0; i < a.tier_count; ++i)
             if (a.tiers[size_t(i)].bits != layout.tiers[size_t(i)].bits ||
@@ -73,6 +76,7 @@ std::shared_ptr<Sequence> Cache::Impl::clone(const Sequence& from) {
     auto seq = std::make_shared<Sequence>(from);
     for (SideState& side : seq->sides) {
         share(side.front);
+        share(side.pins);
         for (Slot& slot : side.slots) {
             share(slot.raw);
             share(slot.packed);
@@ -84,6 +88,7 @@ std::shared_ptr<Sequence> Cache::Impl::clone(const Sequence& from) {
 void Cache::Impl::free_pages(Sequence& seq) {
     for (SideState& side : seq.sides) {
         drop(side.front);
+        drop(side.pins);
         for (Slot& slot : side.slots) {
             drop(slot.raw);
             drop(slot.packed);
@@ -104,7 +109,8 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
 
     // New raw pages first: when memory runs out nothing has happened yet.
     struct Cut {
-        int32_t index;
+        int32_t layer, head;
+        Side side;
         int64_t slot, kept, packed;
         Page* raw;
     };
@@ -123,7 +129,8 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
                 const int64_t kept = beyond % kPageTokens;
                 if (beyond >= packed || kept == 0) continue;
                 const PageLayout* raw = raw_page(index, kept);
-                cuts.push_back({index, beyond / kPageTokens, kept, packed, new_page(raw, raw->bytes, false)});
+                cuts.push_back(
+                    {int32_t(layer), h, side, beyond / kPageTokens, kept, packed, new_page(raw, raw->bytes, false)});
                 if (!cuts.back().raw) {
                     undo();
                     return {StatusCode::out_of_memory,
@@ -133,15 +140,20 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
 
     Scratch& scratch = thread_scratch();
     kernels::Counters counters; // decoded values were counted when they came
+    // All cuts are decoded before the first page goes: joined heads need each other's pages.
     for (Cut& cut : cuts) {
-        const SidePlan& plan = plans[size_t(cut.index)];
-        const int32_t dim = raw_layouts[size_t(cut.index)]->dim;
+        const int32_t index = side_index(cut.layer, cut.head, cut.side);
+        const SidePlan& plan = plans[size_t(index)];
+        const int32_t dim = raw_layouts[size_t(index)]->dim;
         float* x = scratch.floats(Scratch::rows, size_t(cut.kept) * size_t(dim));
-        decode(*fresh, cut.index, cut.packed, plan.window.front + cut.slot * kPageTokens, cut.kept, x);
+        decode(*fresh, cut.layer, cut.head, cut.side, cut.packed, plan.window.front + cut.slot * kPageTokens, cut.kept,
+               x);
         for (int64_t i = 0; i < cut.kept; ++i)
             table->store_raw(plan.raw, x + i * dim, dim,
                              cut.raw->bytes() + size_t(i) * size_t(dim) * bytes_of(plan.raw), &counters);
-        Slot& slot = fresh->sides[size_t(cut.index)].slots[size_t(cut.slot)];
+    }
+    for (Cut& cut : cuts) {
+        Slot& slot = fresh->sides[size_t(side_index(cut.layer, cut.head, cut.side))].slots[size_t(cut.slot)];
         drop(slot.packed);
         drop(slot.raw);
         slot.raw = cut.raw;
@@ -161,7 +173,13 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
                 }
                 if (s.slots.size() > slots) s.slots.resize(slots);
                 if (rows == 0) drop(s.front);
-                if (beyond == 0) { // the first page went: statistics begin anew
+                const bool waits = beyond < window(int32_t(layer), side).first;
+                if (beyond == 0 || (waits && s.defaulted)) { // the first page went: what rests on it begins anew
+                    s.frozen.reset();
+                    s.decided = s.defaulted = false;
+                    drop(s.pins);
+                }
+                if (beyond == 0) {
                     std::fill(s.abs_sum.begin(), s.abs_sum.end(), 0.0f);
                     s.query_count = 0;
                 }
@@ -172,8 +190,28 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
     return {};
 }
 
-void Cache::Impl::decode(const Sequence& seq, int32_t index, int64_t packed, int64_t first, int64_t count,
-                         float* out) const {
+Basis Cache::Impl::basis(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t slot) const {
+    const int32_t index = side_index(layer, head, side);
+    const SideState& state = seq.sides[size_t(index)];
+    const int64_t row = plans[size_t(index)].window.front + slot * kPageTokens;
+    Basis b;
+    b.plan = &plan_of(state, index);
+    if (side == Side::key) b.turn = turns[size_t(layer)].get();
+    b.positions = seq.positions.data() + row;
+    b.base = *b.positions;
+    b.head = head % b.plan->transform.joined;
+    b.group = &state - 2 * b.head;
+    b.slot = slot;
+    if (slot == 0 && state.pins) {
+        b.pins = state.pins->bytes();
+        b.pin_type = b.plan->raw;
+    }
+    return b;
+}
+
+void Cache::Impl::decode(const Sequence& seq, int32_t layer, int32_t head, Side which, int64_t packed, int64_t first,
+                         int64_t count, float* out) const {
+    const int32_t index = side_index(layer, head, which);
     const SidePlan& plan = plans[size_t(index)];
     const SideState& side = seq.sides[size_t(index)];
     const int32_t dim = raw_layouts[size_t(index)]->dim;
@@ -192,7 +230,8 @@ void Cache::Impl::decode(const Sequence& seq, int32_t index, int64_t packed, int
         int64_t n = std::min<int64_t>(kPageTokens - at, first + count - row);
         if (beyond < packed) {
             n = std::min(n, packed - beyond);
-            table->restore(*slot.packed->layout, slot.packed->bytes(), int32_t(at), int32_t(n), to, dim);
+            restore_rows(*table, basis(seq, layer, head, which, beyond / kPageTokens), int32_t(at), int32_t(n), dim, to,
+                         dim, thread_scratch());
         } else {
             table->load_raw(plan.raw, slot.raw->bytes() + size_t(at) * row_bytes, int32_t(n), dim, to, dim);
         }

@@ -13,7 +13,7 @@
 namespace kvmosaic {
 
 struct Scratch {
-    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, buffers };
+    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, basis, joined, buffers };
 
     float* floats(Buffer which, size_t n) {
         auto& b = memory[which];

@@ -1,8 +1,11 @@
 // One sequence as bytes. Little-endian; every count is checked against the bytes that are left before it is believed.
 //
-//   u32 magic "KVMS", u32 version, u32 byte-order mark, u32 length + spec, u32 L, L x (i32 H, G, Dk, Dv),
+//   u32 magic "KVMS", u32 version, u32 byte-order mark, u32 length + spec, u64 hash of the calibration,
+//   u32 L, L x (i32 H, G, Dk, Dv),
 //   u64 rows, i32 positions[rows], L x (u64 packed key, value), then for every layer, KV head and side:
-//     statistics (u32 D or 0, f32 sums[D], i64 count), front rows, and for every page:
+//     statistics (u32 D or 0, f32 sums[D], i64 count), what the sequence decided once (u8 1 or 0; if 1: u8 tiers,
+//     tiers x (u8 bits, u16 channels), u32 n + f32 shift[n], u32 n + f32 scale[n], u32 n + u16 order[n], u32 n + u16
+//     pinned[n], n raw rows), front rows, and for every page:
 //     packed part (u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, page) if any row of it is packed, raw rows
 //     behind.
 #include <algorithm>
@@ -15,7 +18,7 @@ namespace kvmosaic {
 namespace {
 
 constexpr uint32_t kMagic = 0x534d564b; // "KVMS"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kByteOrder = 0x01020304;
 
 struct Writer {
@@ -58,6 +61,80 @@ struct Reader {
     bool ok() const { return wrong.empty(); }
 };
 
+template <typename T>
+void put_array(Writer* w, const std::vector<T>& values) {
+    w->put(uint32_t(values.size()));
+    w->bytes(values.data(), values.size() * sizeof(T));
+}
+
+// An array of no elements, or of as many as `n`.
+template <typename T>
+void get_array(Reader* r, size_t n, const char* field, std::vector<T>* values) {
+    const uint32_t count = r->get<uint32_t>(field);
+    r->expect(count == 0 || count == n,
+              std::string(field) + ": has " + std::to_string(count) + " elements, expected " + std::to_string(n));
+    if (!r->ok()) return;
+    values->resize(count);
+    r->bytes(values->data(), count * sizeof(T), field);
+}
+
+void save_decided(Writer* w, const SideState& state, size_t row_bytes) {
+    const bool decided = state.frozen && state.decided && !state.defaulted;
+    w->put(uint8_t(decided));
+    if (!decided) return;
+    const SidePlan& plan = *state.frozen;
+    w->put(plan.ladder.count);
+    for (int t = 0; t < plan.ladder.count; ++t)
+        w->put(plan.ladder.tiers[size_t(t)].bits), w->put(plan.ladder.tiers[size_t(t)].channels);
+    put_array(w, plan.transform.shift);
+    put_array(w, plan.transform.scale);
+    put_array(w, plan.transform.order);
+    put_array(w, plan.pinned);
+    if (state.pins) w->bytes(state.pins->bytes(), plan.pinned.size() * row_bytes);
+}
+
+// Into a fresh side. `pins`: where pinned rows go, made on demand.
+template <typename MakePins>
+void load_decided(Reader* r, const SidePlan& initial, int32_t dim, int32_t kv_heads, SideState* state,
+                  MakePins make_pins) {
+    const int decided = r->get<uint8_t>("decided");
+    r->expect(decided == 0 || (decided == 1 && initial.window.first > 0), "decided: not of this method");
+    if (!r->ok() || decided == 0) return;
+    auto plan = std::make_shared<SidePlan>(initial);
+    const size_t width = size_t(dim) * size_t(initial.transform.joined);
+    plan->ladder = Ladder();
+    const int tiers = r->get<uint8_t>("decided tiers");
+    r->expect(tiers <= kMaxTiers, "decided tiers: " + std::to_string(tiers) + " are more than 8");
+    for (int t = 0; r->ok() && t < tiers; ++t) {
+        const uint8_t bits = r->get<uint8_t>("tier bits");
+        plan->ladder.push(bits, r->get<uint16_t>("tier channels"));
+    }
+    if (initial.store.kind == StoreKind::tiered && r->ok()) {
+        const Status st = validate(plan->ladder, dim);
+        r->expect(st.ok(), "decided tiers: " + st.message());
+    }
+    get_array(r, width, "shift", &plan->transform.shift);
+    get_array(r, width, "scale", &plan->transform.scale);
+    get_array(r, width, "order", &plan->transform.order);
+    if (r->ok()) {
+        const Status st = validate(plan->transform, dim, kv_heads);
+        r->expect(st.ok(), st.message());
+    }
+    const uint32_t pins = r->get<uint32_t>("pinned");
+    r->expect(pins <= uint32_t(initial.pins),
+              "pinned: " + std::to_string(pins) + " rows, at most " + std::to_string(initial.pins));
+    if (!r->ok()) return;
+    plan->pinned.resize(pins);
+    r->bytes(plan->pinned.data(), pins * sizeof(uint16_t), "pinned");
+    for (size_t i = 0; i < pins; ++i)
+        r->expect(plan->pinned[i] < kPageTokens && (i == 0 || plan->pinned[i - 1] < plan->pinned[i]),
+                  "pinned: rows must ascend within 0..127");
+    if (initial.pins > 0 && r->ok() && make_pins(&state->pins))
+        r->bytes(state->pins->bytes(), pins * size_t(dim) * bytes_of(initial.raw), "pinned rows");
+    state->frozen = std::move(plan);
+    state->decided = true;
+}
+
 } // namespace
 
 std::vector<uint8_t> Cache::save(SeqId id) const {
@@ -71,6 +148,7 @@ std::vector<uint8_t> Cache::save(SeqId id) const {
     const std::string& spec = im.method->spec();
     w.put(uint32_t(spec.size()));
     w.bytes(spec.data(), spec.size());
+    w.put(im.calibration);
     w.put(uint32_t(im.shape.layers.size()));
     for (const LayerShape& l : im.shape.layers)
         for (const int32_t v : {l.heads, l.kv_heads, l.key_dim, l.value_dim})
@@ -89,6 +167,7 @@ std::vector<uint8_t> Cache::save(SeqId id) const {
                 w.put(uint32_t(state.abs_sum.size()));
                 w.bytes(state.abs_sum.data(), state.abs_sum.size() * sizeof(float));
                 w.put(state.query_count);
+                save_decided(&w, state, row_bytes);
                 const int64_t front = std::min<int64_t>(plan.window.front, seq->rows());
                 if (front > 0) w.bytes(state.front->bytes(), size_t(front) * row_bytes);
                 const int64_t packed = seq->packed[Impl::packed_index(int32_t(layer), side)];
@@ -136,6 +215,8 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
         r.expect(spec == im.method->spec(),
                  "spec: the state was saved with '" + spec + "', this cache is '" + im.method->spec() + "'");
     }
+    r.expect(r.get<uint64_t>("calibration") == im.calibration,
+             "calibration: the state was saved with another calibration file");
     const uint32_t layers = r.get<uint32_t>("layers");
     r.expect(layers == im.shape.layers.size(), "layers: the state has " + std::to_string(layers) + ", the model " +
                                                    std::to_string(im.shape.layers.size()));
@@ -143,7 +224,8 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
         LayerShape l;
         for (int32_t* v : {&l.heads, &l.kv_heads, &l.key_dim, &l.value_dim})
             *v = r.get<int32_t>("layer shape");
-        r.expect(l.same_sizes(im.shape.layers[i]), "layer " + std::to_string(i) + ": the state comes from another model");
+        r.expect(l.same_sizes(im.shape.layers[i]),
+                 "layer " + std::to_string(i) + ": the state comes from another model");
     }
     const uint64_t rows = r.get<uint64_t>("rows");
     r.expect(rows <= (bytes.size() - r.at) / sizeof(int32_t),
@@ -187,6 +269,8 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
                 if (r.ok()) r.bytes(state.abs_sum.data(), sums * sizeof(float), "statistics");
                 state.query_count = r.get<int64_t>("query count");
                 r.expect(state.query_count >= 0, "query count: it is negative");
+                load_decided(&r, plan, dim, im.shape.layers[layer].kv_heads, &state,
+                             [&](Page** at) { return page(at, im.pin_layouts[size_t(index)]); });
                 const int64_t front = std::min<int64_t>(plan.window.front, int64_t(rows));
                 if (front > 0 && page(&state.front, im.front_layouts[size_t(index)]))
                     r.bytes(state.front->bytes(), size_t(front) * row_bytes, "front rows");
@@ -218,7 +302,8 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
                         if (page(&state.slots[i].packed, l)) {
                             uint8_t* to = state.slots[i].packed->bytes();
                             r.bytes(to, l->bytes, "page");
-                            for (int32_t c = 0; r.ok() && tiered && c < dim; ++c) { // the map indexes channels
+                            const bool map = l->map_bytes > 0; // it indexes channels
+                            for (int32_t c = 0; r.ok() && map && c < dim; ++c) {
                                 uint16_t wide = 0;
                                 if (l->map_bytes == uint32_t(dim))
                                     wide = to[l->map_offset + size_t(c)];

@@ -151,6 +151,16 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
     const int64_t packed = s.old_packed[packed_index(layer, side)];
     const int64_t packed_new = w.packed_after(packed, beyond);
     if (packed_new == packed) return true;
+    if (w.first > 0 && !state.frozen && (method->freezes(side) || plans[size_t(index)].pins > 0)) {
+        state.frozen = std::make_shared<SidePlan>(plans[size_t(index)]); // room for what freeze() decides
+        const size_t width = size_t(shape.layers[size_t(layer)].dim(side)) * size_t(state.frozen->transform.joined);
+        state.frozen->transform.scale.reserve(width);
+        state.frozen->transform.shift.reserve(width);
+        state.frozen->transform.order.reserve(width);
+        state.frozen->pinned.reserve(kPageTokens);
+    }
+    if (const PageLayout* pins = pin_layouts[size_t(index)]; pins && packed < kPageTokens)
+        if (!take(&state.pins, pins, pins->bytes, true)) return false;
     for (int64_t i = packed / kPageTokens; i <= (packed_new - 1) / kPageTokens; ++i) {
         const PageLayout* grid = grid_layouts[size_t(index)]; // null for tiered stores: worst case, cut to size later
         if (!take(&state.slots[size_t(i)].packed, grid, grid ? grid->bytes : worst[size_t(index)], grid != nullptr))
@@ -170,9 +180,11 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
             *it->at = it->before;
         }
         for (StepSequence& s : fresh.sequences)
-            for (SideState& side : s.seq->sides) // slots that were added hold nothing
+            for (SideState& side : s.seq->sides) { // slots that were added hold nothing
                 while (!side.slots.empty() && !side.slots.back().raw && !side.slots.back().packed)
                     side.slots.pop_back();
+                if (!side.decided) side.frozen.reset();
+            }
         fresh.sequences.clear();
         std::set<Sequence*> seen;
         for (auto& [id, seq] : moves)
@@ -302,6 +314,7 @@ void Cache::Impl::end_step() {
                     const int64_t now = s.seq->packed[packed_index(layer, side)];
                     if (now == before) continue;
                     SideState& state = s.seq->sides[size_t(side_index(layer, head, side))];
+                    if (state.frozen && !state.decided) state.decided = state.defaulted = true;
                     for (int64_t i = before / kPageTokens; i < now / kPageTokens; ++i)
                         drop(state.slots[size_t(i)].raw);
                     for (int64_t i = before / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {

@@ -40,7 +40,7 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
 
     // Scores. Where some rows see a token packed and others raw, both are computed and each row takes its own.
     if (!k_codes.empty()) {
-        table.restore(*key.layout, key.codes, k_codes.lo, k_codes.size(), tile, dk);
+        restore_rows(table, key.packed, k_codes.lo, k_codes.size(), dk, tile, dk, scratch);
         table.scores(query.q, nq, tile, dk, k_codes.size(), dk, query.scale, s + k_codes.lo, kPageTokens);
     }
     if (!k_raw.empty()) {
@@ -77,7 +77,7 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
         table.mix(s + e.lo, kPageTokens, lo, hi, nq, tile, dv, dv, o, dv);
     };
     if (!v_codes.empty()) {
-        table.restore(*value.layout, value.codes, v_codes.lo, v_codes.size(), tile, dv);
+        restore_rows(table, value.packed, v_codes.lo, v_codes.size(), dv, tile, dv, scratch);
         mix(v_codes, true);
     }
     if (!v_raw.empty()) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cache/basis.h"
 #include "cache/scratch.h"
 #include "kernels/kernels.h"
 #include "kvmosaic/cache.h"
@@ -17,10 +18,9 @@ struct TileRange {
 
 // One side of a page: codes, raw rows, or both (a mixed page).
 struct TileSource {
-    const PageLayout* layout = nullptr;
-    const uint8_t* codes = nullptr;
     const uint8_t* raw = nullptr; // row 0 of the page
     RawType type = RawType::f16;
+    Basis packed; // where there are codes
 };
 
 struct TileQuery {
