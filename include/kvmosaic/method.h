@@ -99,8 +99,9 @@ public:
     virtual std::vector<uint8_t> widths(Side side) const { return (void)side, std::vector<uint8_t>{}; }
     virtual QueryScope query_scope() const { return QueryScope::running; }
     virtual MapScope map_scope() const { return MapScope::block; }
-    // Called once with the model's shape; refuses what the method cannot serve.
-    virtual Status accept(const ModelShape& shape) const { return (void)shape, Status(); }
+    // Called once with the model's shape, before any plan; refuses what the method cannot serve. The one call that may
+    // change the method: it may keep what its plans need of the shape.
+    virtual Status accept(const ModelShape& shape) { return (void)shape, Status(); }
 
     const std::string& spec() const { return spec_; } // canonical: options that differ from their defaults, in order
 

@@ -39,7 +39,7 @@ public:
         }
         return plan;
     }
-    Status accept(const ModelShape& shape) const override { return accept_stores(*this, shape); }
+    Status accept(const ModelShape& shape) override { return accept_stores(*this, shape); }
 
 private:
     OptionValues values_;

@@ -9,17 +9,18 @@ OptionInfo front_option(const char* fallback) {
     return {.name = "front", .fallback = fallback, .min = 0, .max = 4096, .help = "first tokens kept raw for good"};
 }
 
-OptionInfo keep_option() {
+OptionInfo keep_option(const char* fallback) {
     return {.name = "keep",
-            .fallback = "0",
+            .fallback = fallback,
             .min = 0,
             .max = 65536,
-            .help = "newest tokens kept raw beyond what the method itself waits for"};
+            .help = fallback[0] == '0' ? "newest tokens kept raw beyond what the method itself waits for"
+                                       : "newest tokens kept raw"};
 }
 
-OptionInfo group_option() {
+OptionInfo group_option(const char* fallback) {
     return {.name = "group",
-            .fallback = "32",
+            .fallback = fallback,
             .choices = {"8", "16", "32", "64", "128"},
             .help = "values that share a scale and an offset"};
 }
@@ -31,8 +32,12 @@ OptionInfo choice_option(const char* name, std::vector<std::string> choices, con
 
 OptionInfo params_option() { return choice_option("params", {"f16", "bf16", "f8e4m3"}, "type of scales and offsets"); }
 
-OptionInfo bits_option(const char* name, const char* help) {
-    return {.name = name, .fallback = "2", .choices = {"1", "2", "3", "4", "6", "8"}, .help = help};
+OptionInfo switch_option(const char* name, const char* fallback, const char* help) {
+    return {.name = name, .fallback = fallback, .choices = {"0", "1"}, .help = help};
+}
+
+OptionInfo bits_option(const char* name, const char* help, const char* fallback) {
+    return {.name = name, .fallback = fallback, .choices = {"1", "2", "3", "4", "6", "8"}, .help = help};
 }
 
 ParamType params_of(const OptionValues& values) {
@@ -57,12 +62,20 @@ StoreSpec key_store(StoreKind kind, uint8_t bits, const OptionValues& values) {
     return spec;
 }
 
-StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim) {
-    StoreSpec spec = key_store(StoreKind::grid, bits, values);
+StoreSpec token_store(StoreKind kind, GridRule rule, uint8_t bits, int32_t group, int32_t dim, ParamType params) {
+    StoreSpec spec;
+    spec.kind = kind;
+    spec.rule = rule;
+    spec.bits = bits;
     spec.axis = Axis::channels;
     const int32_t whole = (dim + kLaneBlock - 1) / kLaneBlock * kLaneBlock; // groups come in lane blocks
-    spec.group = uint16_t(std::min<int32_t>(spec.group, whole));
+    spec.group = uint16_t(std::min(group, whole));
+    spec.params = params;
     return spec;
+}
+
+StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim) {
+    return token_store(StoreKind::grid, GridRule::asym, bits, values.integer("group"), dim, params_of(values));
 }
 
 void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan) {

@@ -18,17 +18,20 @@ struct MethodEntry {
 
 // Options that every method with packed pages has, so that they mean the same everywhere.
 OptionInfo front_option(const char* fallback);
-OptionInfo keep_option();
-OptionInfo group_option(); // of both sides; the value side takes min(group, head size)
+OptionInfo keep_option(const char* fallback = "0");
+OptionInfo group_option(const char* fallback = "32"); // where groups are channels: min(group, head size)
 OptionInfo params_option();
 OptionInfo choice_option(const char* name, std::vector<std::string> choices, const char* help); // default: the first
-OptionInfo bits_option(const char* name, const char* help); // 1, 2, 3, 4, 6, 8; default 2
+OptionInfo bits_option(const char* name, const char* help, const char* fallback = "2");         // 1, 2, 3, 4, 6, 8
+OptionInfo switch_option(const char* name, const char* fallback, const char* help);             // 0, 1
 
 ParamType params_of(const OptionValues& values);
 StoreSpec raw_store(RawType type);
 // Groups along tokens of each channel, flushes in whole groups.
 StoreSpec key_store(StoreKind kind, uint8_t bits, const OptionValues& values);
-// Groups of at most `dim` channels in each token.
+// Groups of at most `dim` channels in each token, either side; a group is a multiple of 8.
+StoreSpec token_store(StoreKind kind, GridRule rule, uint8_t bits, int32_t group, int32_t dim, ParamType params);
+// The same, asymmetric, with the group and params of the options.
 StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim);
 // The ladder {bits, dim} over channels 0, 1, ...: what a tiered plan holds before its first decision.
 void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan);

@@ -85,7 +85,7 @@ public:
     MapScope map_scope() const override {
         return values_.text("map") == "prompt" ? MapScope::first_step : MapScope::block;
     }
-    Status accept(const ModelShape& shape) const override { return accept_stores(*this, shape); }
+    Status accept(const ModelShape& shape) override { return accept_stores(*this, shape); }
 
 private:
     // out: [dim]. Without a query so far (a cache filled from outside) the key's range alone decides.

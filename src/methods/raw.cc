@@ -18,7 +18,7 @@ public:
         plan.window = {}; // flush 0: nothing is ever packed, so front and keep would mean nothing
         return plan;
     }
-    Status accept(const ModelShape& shape) const override { return accept_stores(*this, shape); }
+    Status accept(const ModelShape& shape) override { return accept_stores(*this, shape); }
 
 private:
     const MethodEntry& entry_;
