@@ -1,0 +1,204 @@
+// The GPU's page order and the transcoder, on the CPU: every code, scale, offset, raw channel and map entry goes there
+// and back, and a decoder that knows only the GPU order reads the values that the CPU's reference reads.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "kernels/cuda/order.h"
+#include "kernels/cuda/transcode.h"
+#include "kernels/grid.h"
+#include "unit/codec_util.h"
+
+namespace kvmosaic::testing {
+namespace {
+
+using cuda::DevicePage;
+using cuda::DeviceTier;
+
+struct Case {
+    std::string name;
+    PageLayout page;
+    std::vector<uint16_t> channels; // of tiered pages
+};
+
+std::vector<Case> cases() {
+    std::vector<Case> all;
+    for (const Side side : {Side::key, Side::value})
+        for (const int dim : {1, 15, 64, 80, 96, 100, 112, 128, 192, 256, 320, 512})
+            for (const int bits : {1, 2, 3, 4, 6, 8})
+                for (const int group : {32, 40, 128}) {
+                    StoreSpec spec = grid_spec(side, bits, group, group == 40 ? ParamType::bf16 : ParamType::f16);
+                    const std::string name = std::string(side == Side::key ? "key" : "value") + " D " +
+                                             std::to_string(dim) + " bits " + std::to_string(bits) + " group " +
+                                             std::to_string(group);
+                    all.push_back({name, layout(spec, side, dim), {}});
+                    // Groups along the other axis, with every rule that a grid can have there.
+                    spec.axis = side == Side::key ? Axis::channels : Axis::tokens;
+                    spec.rule = bits >= 2 && group == 32 ? GridRule::symmetric : GridRule::asym;
+                    if (bits == 4 && group == 128) spec.params = ParamType::f8e4m3;
+                    all.push_back({name + " other axis", layout(spec, side, dim), {}});
+                    if (bits != 2) continue;
+                    spec.levels = 3;
+                    all.push_back({name + " three levels", layout(spec, side, dim), {}});
+                }
+    const std::initializer_list<std::pair<int, int>> ladders[] = {
+        {{16, 8}, {4, 32}, {2, 88}},
+        {{3, 64}, {1, 64}},
+        {{4, 16}, {2, 112}},
+        {{16, 3}, {8, 5}, {6, 7}, {4, 9}, {3, 11}, {2, 13}, {1, 15}, {0, 65}},
+        {{16, 128}},
+        {{0, 128}},
+        {{2, 128}},
+        {{8, 1}, {1, 127}},
+    };
+    for (const auto& tiers : ladders)
+        for (const int group : {32, 128})
+            all.push_back({"ladder " + std::to_string(all.size()),
+                           layout(tiered_spec(group), Side::key, 128, ladder_of(tiers)), shuffled_channels(128)});
+    all.push_back({"ladder D 300",
+                   layout(tiered_spec(40, ParamType::bf16), Side::key, 300,
+                          ladder_of({{16, 9}, {6, 100}, {3, 77}, {2, 90}, {0, 24}})),
+                   shuffled_channels(300)});
+    return all;
+}
+
+std::vector<uint8_t> encoded(const Case& c, uint64_t seed) {
+    Random random(seed);
+    std::vector<float> rows(size_t(kPageTokens) * c.page.dim);
+    for (float& x : rows)
+        x = 2.0f * random.normal();
+    std::vector<uint8_t> bytes(c.page.bytes, 0);
+    kernels::reference().encode(c.page, c.channels.empty() ? nullptr : c.channels.data(), rows.data(), 0, kPageTokens,
+                                bytes.data());
+    return bytes;
+}
+
+// Value (token, channel) from the GPU order alone.
+struct DeviceReader {
+    const DevicePage& page;
+    const uint8_t* bytes;
+
+    float param(uint32_t base, int group, int column_or_lane) const {
+        return load(page.params, bytes + base, cuda::param_index(page, group, column_or_lane));
+    }
+    float decode(int bits, int group, int column_or_lane, int code) const {
+        float s = page.scales ? param(page.scale_offset, group, column_or_lane) : 1.0f;
+        float z = page.offsets ? param(page.zero_offset, group, column_or_lane) : 0.0f;
+        kernels::open_grid(page.rule, bits, page.levels, &s, &z);
+        return kernels::decode(s, z, float(code));
+    }
+    int entry(int e) const { // channel of a map entry, -1 without a map
+        if (page.map_entries == 0) return -1;
+        const uint8_t* at = bytes + page.map_offset + e * page.map_element;
+        return page.map_element == 1 ? at[0] : at[0] | at[1] << 8;
+    }
+    void restore(float* out) const { // [tokens][dim]
+        const bool key = page.side == Side::key;
+        for (int lane = 0; lane < page.lanes; ++lane) {
+            const auto put = [&](int position, int map_entry, float x) {
+                const int mapped = entry(map_entry), depth = mapped < 0 ? position : mapped;
+                out[key ? lane * page.dim + depth : depth * page.dim + lane] = x;
+            };
+            for (int r = 0; r < page.raw_live; ++r)
+                put(r, r,
+                    load(RawType::f16, bytes + cuda::raw_site(page.side, page.raw_offset, page.quads, lane, r), 0));
+            for (int t = 0; t < page.tier_count; ++t) {
+                const DeviceTier& tier = page.tiers[size_t(t)];
+                for (int pos = 0; pos < tier.live; ++pos) {
+                    const int group = (page.along_depth ? pos : lane) / page.group;
+                    put(tier.first + pos, page.raw_padded + tier.column + pos,
+                        decode(tier.bits, group, page.along_depth ? lane : tier.column + pos,
+                               cuda::device_code(page, tier, lane, pos, bytes)));
+                }
+            }
+            for (int i = 0; i < page.zero_bits; ++i)
+                put(page.dim - page.zero_bits + i, page.raw_padded + page.zero_column + i,
+                    decode(0, lane / page.group, page.zero_column + i, 0));
+        }
+    }
+};
+
+TEST(CudaOrder, TranscodesThereAndBackExactly) {
+    for (const Case& c : cases()) {
+        const std::vector<uint8_t> host = encoded(c, 11);
+        const DevicePage dev = cuda::device_page(c.page);
+        std::vector<uint8_t> there(dev.bytes + 32, 0xAB), back(c.page.bytes + 32, 0xCD);
+        cuda::to_device_order(c.page, host.data(), there.data());
+        cuda::to_host_order(c.page, there.data(), back.data());
+        EXPECT_EQ(0, std::memcmp(host.data(), back.data(), c.page.bytes)) << c.name;
+        for (int i = 0; i < 32; ++i) { // nothing beyond the declared bytes
+            ASSERT_EQ(0xAB, there[dev.bytes + size_t(i)]) << c.name;
+            ASSERT_EQ(0xCD, back[c.page.bytes + size_t(i)]) << c.name;
+        }
+    }
+}
+
+TEST(CudaOrder, DecodesToTheSameValues) {
+    for (const Case& c : cases()) {
+        const std::vector<uint8_t> host = encoded(c, 12);
+        const DevicePage dev = cuda::device_page(c.page);
+        std::vector<uint8_t> there(dev.bytes);
+        cuda::to_device_order(c.page, host.data(), there.data());
+        std::vector<float> want(size_t(kPageTokens) * c.page.dim), got(want.size(), NAN);
+        kernels::reference().restore(c.page, host.data(), 0, kPageTokens, want.data(), c.page.dim);
+        DeviceReader{dev, there.data()}.restore(got.data());
+        ASSERT_EQ(0, std::memcmp(want.data(), got.data(), want.size() * 4)) << c.name;
+    }
+}
+
+TEST(CudaOrder, FieldsOfATierFillItAndDoNotOverlap) {
+    for (const Case& c : cases()) {
+        const DevicePage dev = cuda::device_page(c.page);
+        std::vector<uint8_t> taken(dev.bytes, 0);
+        for (int t = 0; t < dev.tier_count; ++t) {
+            const DeviceTier& tier = dev.tiers[size_t(t)];
+            for (int lane = 0; lane < dev.quads * cuda::kQuadLanes; ++lane)
+                for (int pos = 0; pos < tier.padded; ++pos) {
+                    cuda::Site sites[3];
+                    const int n = cuda::device_sites(dev.side, dev.quads, tier, lane, pos, sites);
+                    for (int i = 0; i < n; ++i) {
+                        const uint32_t byte = sites[i].word + sites[i].shift / 8u;
+                        const uint8_t mask = uint8_t(((1 << sites[i].width) - 1) << (sites[i].shift % 8));
+                        ASSERT_LT(byte, tier.offset + tier.bytes) << c.name;
+                        ASSERT_GE(byte, tier.offset) << c.name;
+                        ASSERT_EQ(0, taken[byte] & mask) << c.name << " lane " << lane << " pos " << pos;
+                        taken[byte] |= mask;
+                    }
+                }
+            for (uint32_t b = tier.offset; b < tier.offset + tier.bytes; ++b)
+                ASSERT_EQ(0xFF, taken[b]) << c.name << " byte " << b;
+        }
+    }
+}
+
+TEST(CudaOrder, SizesThatTheDocumentationNames) {
+    EXPECT_EQ(4608u, cuda::device_page(layout(grid_spec(Side::key, 2, 128), Side::key, 128)).bytes);
+    EXPECT_EQ(4608u, cuda::device_page(layout(grid_spec(Side::value, 2, 128), Side::value, 128)).bytes);
+    EXPECT_EQ(6144u, cuda::device_page(layout(grid_spec(Side::key, 2, 32), Side::key, 128)).bytes);
+    const PageLayout mixed = layout(tiered_spec(128), Side::key, 128, ladder_of({{16, 8}, {4, 32}, {2, 88}}));
+    EXPECT_EQ(7840u, cuda::device_page(mixed).bytes);
+    EXPECT_EQ(4736u, cuda::device_page(layout(tiered_spec(128), Side::key, 128, ladder_of({{3, 64}, {1, 64}}))).bytes);
+}
+
+TEST(CudaOrder, WorstPageIsNeverBelowAPage) {
+    Random random(5);
+    const std::vector<uint8_t> widths = {16, 8, 6, 4, 3, 2, 1, 0};
+    for (const int dim : {64, 100, 128, 256}) {
+        const StoreSpec spec = tiered_spec(128);
+        const uint32_t worst = cuda::worst_device_page_bytes(spec, Side::key, dim, widths);
+        for (int round = 0; round < 300; ++round) {
+            Ladder ladder;
+            int left = dim;
+            for (const uint8_t bits : widths) {
+                const int n = bits == 0 ? left : random.below(left + 1);
+                ladder.push(bits, uint16_t(n));
+                left -= n;
+            }
+            ASSERT_LE(cuda::device_page(layout(spec, Side::key, dim, ladder)).bytes, worst) << dim;
+        }
+    }
+}
+
+} // namespace
+} // namespace kvmosaic::testing
