@@ -1,6 +1,6 @@
 // Every table that this machine can run against the reference, page by page: equal bytes out of encode, equal bits out
 // of restore, and nothing touched or read that is not theirs. codec_test.cc has the properties of the format itself.
-#include "unit/codec_util.h"
+#include "unit/codec_rules.h"
 
 namespace kvmosaic {
 namespace {
@@ -12,39 +12,6 @@ using namespace testing;
 const std::vector<int32_t> kDims = {1, 40, 64, 72, 80, 96, 100, 112, 128, 192, 256};
 
 const std::vector<ParamType> kParams = {ParamType::f16, ParamType::bf16, ParamType::f8e4m3};
-
-// Outliers, constants, tiny and huge values, zeros of both signs, next to ordinary channels.
-std::vector<float> hostile_rows(int32_t dim, uint64_t seed) {
-    Random random(seed);
-    std::vector<float> rows = normal_rows(dim, seed, 2.0f);
-    const auto at = [&](int32_t token, int32_t channel) -> float& { return rows[size_t(token * dim + channel)]; };
-    for (int32_t t = 0; t < kPageTokens; ++t) {
-        for (int32_t d = 0; d < dim; ++d) {
-            switch (d % 16) {
-            case 3: // constant
-                at(t, d) = 9.0f;
-                break;
-            case 5: // almost constant, far from zero
-                at(t, d) = 1000.0f + 0x1p-6f * float(random.below(4));
-                break;
-            case 7: // below the smallest f16 step of a scale
-                at(t, d) = 0x1p-24f * float(random.below(3));
-                break;
-            case 9: // a large bias, as of biased key projections
-                at(t, d) = f16_to_f32(f32_to_f16(-300.0f + random.normal()));
-                break;
-            case 11:
-                at(t, d) = random.below(2) ? -0.0f : 0.0f;
-                break;
-            default:
-                break;
-            }
-        }
-    }
-    for (int i = 0; i < 6; ++i) // at places that the seed picks
-        at(random.below(kPageTokens), random.below(dim)) = i % 2 ? -65504.0f : 60000.0f;
-    return rows;
-}
 
 class Parity : public ::testing::TestWithParam<int32_t> {};
 

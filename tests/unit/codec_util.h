@@ -130,11 +130,11 @@ inline std::vector<float> restored(const kernels::Table& table, const Page& page
 // Scale and offset of a group at a column, as stored.
 inline float scale_at(const Page& page, int32_t group, int32_t column) {
     const PageLayout& l = page.layout();
-    return load(l.params, page.bytes() + l.scale_offset, uint32_t(group * l.coded + column));
+    return load(l.params, page.bytes() + l.scale_offset, uint32_t(group * l.columns + column));
 }
 inline float zero_at(const Page& page, int32_t group, int32_t column) {
     const PageLayout& l = page.layout();
-    return load(l.params, page.bytes() + l.zero_offset, uint32_t(group * l.coded + column));
+    return load(l.params, page.bytes() + l.zero_offset, uint32_t(group * l.columns + column));
 }
 
 // Where ladder position `p` of a page lies: width, column of its parameters; width 16 has no column.
