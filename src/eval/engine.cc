@@ -172,7 +172,7 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
     // libllama rounds a context up to a multiple of 256; the cache refuses what was not asked for.
     CacheOptions cache = options.cache;
     cache.max_rows = int64_t(params.n_ctx);
-    Result<llama_context*> made = make_context(model.get(), params, {options.spec, cache});
+    Result<llama_context*> made = make_context(model.get(), params, {options.spec, cache, options.probe});
     if (!made) return made.status();
     out.context_.reset(*made);
     out.cache_ = cache_of(out.get());

@@ -9,6 +9,7 @@
 
 #include "eval/files.h"
 #include "kvmosaic/cache.h"
+#include "llama/probe.h"
 
 struct llama_context;
 struct llama_model;
@@ -64,6 +65,7 @@ struct ContextOptions {
     int32_t ubatch = 512;
     int32_t threads = 0; // 0: all of this machine
     CacheOptions cache;
+    Probe probe; // sees q, k, v of every layer and step (llama/probe.h)
 };
 
 class Context {

@@ -74,9 +74,17 @@ Result<llama_context*> make_context(llama_model* model, llama_context_params par
     request.options.cache = options.cache;
     request.options.statistics = seam::flag("KVMOSAIC_STATS");
     request.options.check_rope = seam::flag("KVMOSAIC_CHECK_ROPE");
+    request.options.probe = options.probe;
     const seam::RequestScope scope(&request);
     const ErrorTap errors;
     llama_context* context = llama_init_from_model(model, params);
+    // The graph rotates keys otherwise than the model's parameters say, and the method looks at rotations: once more,
+    // with what the graph states.
+    if (seam::Memory* memory = context ? memory_of(context) : nullptr; memory && memory->promised_wrong()) {
+        request.options.ropes = memory->ropes();
+        llama_free(context);
+        context = llama_init_from_model(model, params);
+    }
     if (!context) {
         if (!request.failure) return request.failure;
         const std::string reason = errors.last();
@@ -98,7 +106,7 @@ Cache* cache_of(llama_context* context) {
     return &memory->cache();
 }
 
-ModelShape shape_of(const llama_model* model) { return seam::shape_from(model->hparams, model->arch); }
+ModelShape shape_of(const llama_model* model) { return seam::shape_from(*model); }
 
 const Rope* rope_of(llama_context* context, int32_t layer) {
     seam::Memory* memory = memory_of(context);

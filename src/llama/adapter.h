@@ -5,6 +5,7 @@
 
 #include "kvmosaic/cache.h"
 #include "llama.h"
+#include "llama/probe.h"
 
 namespace kvmosaic {
 
@@ -12,6 +13,7 @@ namespace kvmosaic {
 struct AdapterOptions {
     std::string spec = "f16";
     CacheOptions cache;
+    Probe probe;
 };
 
 // llama_init_from_model on our cache; free it with llama_free. When there is no context, the status says why: a spec
@@ -23,7 +25,8 @@ Result<llama_context*> make_context(llama_model* model, llama_context_params par
 // be used between calls of llama_decode. Ends the step under way, so that what it tells is final.
 Cache* cache_of(llama_context* context);
 
-// Sizes of every layer as the cache will see them, before any context exists.
+// Sizes of every layer as the cache will see them, and the fingerprint, before any context exists. Rotations depend on
+// the context: its cache's shape has them.
 ModelShape shape_of(const llama_model* model);
 
 // Rotation of a layer's keys as the graph states it; null when the context is not on our cache or there is no such

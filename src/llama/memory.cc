@@ -5,15 +5,18 @@
 #include <new>
 
 #include "kvmosaic/method.h"
+#include "llama/rope.h"
 
 #include "ggml-backend.h"
 #include "llama-impl.h"
 
 namespace kvmosaic::seam {
 
-ModelShape shape_from(const llama_hparams& hparams, llm_arch arch) {
+ModelShape shape_from(const llama_model& model) {
+    const llama_hparams& hparams = model.hparams;
     ModelShape shape;
-    shape.name = llm_arch_name(arch);
+    shape.name = llm_arch_name(model.arch);
+    shape.fingerprint = fingerprint_of(model);
     shape.layers.resize(hparams.n_layer_all);
     // layers behind the trunk predict further tokens in a context of their own; a router layer is part of the trunk
     const bool trunk_only = hparams.n_layer_nextn > 0 && hparams.n_layer() > 0 && hparams.router_layer < 0;
@@ -37,12 +40,24 @@ Result<std::unique_ptr<Memory>> Memory::create(const llama_model& model, const l
                                                const MemoryOptions& options,
                                                const std::function<int32_t(int32_t)>& share_from) {
     std::unique_ptr<Memory> memory(new Memory(model, cparams, options));
-    const ModelShape shape = shape_from(model.hparams, model.arch);
+    ModelShape shape = shape_from(model);
+    for (size_t il = 0; il < shape.layers.size(); ++il) {
+        if (!shape.layers[il].has_kv()) continue;
+        shape.layers[il].rope =
+            options.ropes.empty() ? rope_of_parameters(model, cparams, int32_t(il)) : options.ropes[il];
+    }
     CacheOptions cache_options = options.cache;
     if (cache_options.max_rows == 0) cache_options.max_rows = int64_t(cparams.n_ctx_seq);
     auto cache = Cache::create(shape, options.spec, cache_options);
     if (!cache) return cache.status();
     memory->cache_ = std::move(*cache);
+    const Method& method = memory->cache_->method();
+    memory->uses_rope_ = method.info().pair_norms;
+    for (size_t il = 0; il < shape.layers.size(); ++il) {
+        if (!shape.layers[il].has_kv()) continue;
+        const SidePlan plan = method.initial(Side::key, int32_t(il), 0, shape.layers[il].key_dim);
+        if (plan.space == KeySpace::pre_rope) memory->uses_rope_ = true;
+    }
     memory->owners_.resize(shape.layers.size(), -1);
     for (size_t il = 0; il < shape.layers.size(); ++il) {
         if (shape.layers[il].has_kv()) {
@@ -66,6 +81,13 @@ Memory::~Memory() {
                  static_cast<long long>(f.tokens), f.true_bits());
     if (options_.check_rope) std::fprintf(stderr, ", largest rope gap %.3g", double(gap_.load()));
     std::fprintf(stderr, "\n");
+}
+
+bool Memory::state_rope(int32_t layer, Rope rope) {
+    ropes_[size_t(layer)] = std::move(rope);
+    if (!uses_rope_ || same_turn(ropes_[size_t(layer)], cache_->shape().layers[size_t(layer)].rope)) return true;
+    promised_wrong_ = true;
+    return false;
 }
 
 void Memory::note_gap(float gap) {

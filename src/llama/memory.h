@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvmosaic/cache.h"
+#include "llama/probe.h"
 
 #include "llama-arch.h"
 #include "llama-batch.h"
@@ -18,13 +19,20 @@
 
 namespace kvmosaic::seam {
 
-ModelShape shape_from(const llama_hparams& hparams, llm_arch arch);
+// Sizes, name and fingerprint; no rotation, which depends on a context.
+ModelShape shape_from(const llama_model& model);
+
+// FNV-1a (64 bits) over the F32 weights of all norms, by name: the same for every quantization of a model, since
+// those are never quantized. Empty when there are none at hand.
+std::string fingerprint_of(const llama_model& model);
 
 struct MemoryOptions {
     std::string spec;
     CacheOptions cache;
     bool statistics = false; // one line at destruction
     bool check_rope = false;
+    Probe probe;             // sees q, k and v of every write; may be empty
+    std::vector<Rope> ropes; // [L] as a graph stated them, in place of those from the model's parameters; or empty
 };
 
 class Memory final : public llama_memory_i {
@@ -39,7 +47,12 @@ public:
     const llama_hparams& hparams() const { return hparams_; }
     bool check_rope() const { return options_.check_rope; }
     int32_t owner_of(int32_t layer) const { return owners_[size_t(layer)]; } // whose K/V a layer reads; -1: nobody's
-    Rope& rope(int32_t layer) { return ropes_[size_t(layer)]; }
+    const Rope& rope(int32_t layer) const { return ropes_[size_t(layer)]; }  // as the graph states it
+    // Keeps what a graph says. False when the method looks at rotations and was promised another one.
+    bool state_rope(int32_t layer, Rope rope);
+    bool promised_wrong() const { return promised_wrong_; } // state_rope has been false
+    const std::vector<Rope>& ropes() const { return ropes_; }
+    const Probe& probe() const { return options_.probe; }
     void note_gap(float gap);
     float gap() const { return gap_.load(); }
     Status begin(const llama_ubatch& ubatch); // opens the step of one ubatch
@@ -84,6 +97,7 @@ private:
     std::unique_ptr<Cache> cache_;
     std::vector<int32_t> owners_; // [L]
     std::vector<Rope> ropes_;     // [L]
+    bool uses_rope_ = false, promised_wrong_ = false;
     std::atomic<float> gap_{0.0f};
     int64_t steps_ = 0, tokens_ = 0;
 };

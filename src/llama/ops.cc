@@ -31,6 +31,9 @@ void check_rope(const LayerOp& op, const ggml_tensor* dst, int ith, int nth) {
 
 void op_write(ggml_tensor* dst, int ith, int nth, void* data) {
     const LayerOp& op = *static_cast<const LayerOp*>(data);
+    if (const Probe& probe = op.memory->probe(); probe && ith == 0) {
+        probe(op.layer, dst->src[2]->ne[2], rows_of(dst->src[2]), rows_of(dst->src[0]), rows_of(dst->src[1]));
+    }
     op.memory->cache().write(op.layer, rows_of(dst->src[2]), rows_of(dst->src[0]), rows_of(dst->src[1]),
                              Thread{ith, nth});
     if (op.check_rope) check_rope(op, dst, ith, nth);

@@ -106,7 +106,12 @@ ggml_tensor* add_write(const llm_graph_context& g, StepInput& input, ggml_tensor
     op.check_rope = memory.check_rope() && rope.known &&
                     (plain->type == GGML_TYPE_F32 || plain->type == GGML_TYPE_F16) &&
                     plain->nb[0] == ggml_type_size(plain->type);
-    memory.rope(op.layer) = std::move(rope);
+    // Within make_context a promise that does not hold is noted, and the context is made anew.
+    if (!memory.state_rope(op.layer, std::move(rope)) && !current_request() && !g.hparams.no_alloc) {
+        cannot(g.arch, "layer " + std::to_string(op.layer) +
+                           ": its keys are not rotated as the model's parameters say, " + "which the method '" +
+                           memory.cache().method().info().name + "' counts on");
+    }
 
     ggml_tensor* args[5] = {as_rows(g, k), as_rows(g, v), q, plain, positions};
     ggml_tensor* marker =

@@ -43,6 +43,17 @@ void check_model(const std::string& name, bool halves) {
         EXPECT_EQ(rope->rotary, shape.layers[il].key_dim) << "layer " << il;
     }
     EXPECT_EQ(rope_of(context.get(), int32_t(shape.layers.size())), nullptr);
+    // methods see the rotation before any graph exists: what the parameters promise is what the graph does
+    for (size_t il = 0; il < shape.layers.size(); ++il) {
+        const Rope& promised = cache_of(context.get())->shape().layers[il].rope;
+        const Rope& stated = *rope_of(context.get(), int32_t(il));
+        ASSERT_TRUE(promised.known) << "layer " << il;
+        ASSERT_EQ(promised.rotary, stated.rotary);
+        EXPECT_EQ(promised.halves, stated.halves);
+        EXPECT_EQ(promised.magnitude(), stated.magnitude());
+        for (int32_t i = 0; i < stated.rotary / 2; ++i)
+            EXPECT_EQ(promised.angle(i), stated.angle(i)) << "layer " << il << ", pair " << i;
+    }
 
     // The first layer's key of a lone token depends on the token alone: at another position it is the same key, turned.
     constexpr int kFar = 23;
@@ -64,6 +75,18 @@ void check_model(const std::string& name, bool halves) {
         EXPECT_LT(gap_of(turned, far), 5e-3f) << "head " << head;
         EXPECT_GT(gap_of(mistaken, far), 0.1f) << "head " << head << ": the other pairing fits as well";
     }
+}
+
+// Calibration files are bound to a model, not to one of its quantizations.
+TEST(RopePairs, FingerprintIsThatOfEveryQuantization) {
+    const std::string tiny = model_path("tiny"), exact = f32_model_path("tiny"), small = model_path("small");
+    if (tiny.empty() || small.empty()) GTEST_SKIP() << "models 'tiny' and 'small' are not in " << models_folder();
+    const auto fingerprint = [](const std::string& path) { return shape_of(load_model(path).get()).fingerprint; };
+    const std::string own = fingerprint(tiny);
+    EXPECT_EQ(own.size(), 16u);
+    EXPECT_EQ(own.find_first_not_of("0123456789abcdef"), std::string::npos);
+    EXPECT_EQ(fingerprint(exact), own);
+    EXPECT_NE(fingerprint(small), own);
 }
 
 TEST(RopePairs, LlamaFileTurnsAdjacentChannels) { check_model("tiny", false); }
