@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <thread>
 
 #include <fmt/format.h>
 
+#include "eval/lengths.h"
 #include "eval/metrics.h"
 
 namespace kvmosaic::eval {
@@ -101,11 +104,14 @@ private:
     const CompareOptions& options_;
 };
 
-// The steps of window `w`. As llama.cpp's perplexity tool does, a window starts with the begin token where the model
-// wants one.
-std::vector<Step> steps_of(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
-                           int32_t w) {
-    const int32_t* begin = text.data() + int64_t(w) * options.window;
+// The steps of window `w` of all, counted through the texts. As llama.cpp's perplexity tool does, a window starts with
+// the begin token where the model wants one.
+std::vector<Step> steps_of(const Model& model, const std::vector<std::vector<int32_t>>& texts,
+                           const CompareOptions& options, int32_t w) {
+    size_t text = 0;
+    while (w >= options.windows[text])
+        w -= options.windows[text++];
+    const int32_t* begin = texts[text].data() + int64_t(w) * options.window;
     std::vector<Step> steps;
     for (int32_t at = 0; at < options.window; at += options.ubatch) {
         Step step;
@@ -120,7 +126,7 @@ std::vector<Step> steps_of(const Model& model, const std::vector<int32_t>& text,
     return steps;
 }
 
-void finish(const Context& context, int64_t tokens, WindowResult* result) {
+void finish(const Context& context, const LengthBits& lengths, int64_t tokens, WindowResult* result) {
     const CacheReport now = report(context);
     result->tokens = tokens;
     result->seconds = context.seconds();
@@ -128,6 +134,8 @@ void finish(const Context& context, int64_t tokens, WindowResult* result) {
     result->bits = now.footprint.true_bits();
     result->bits_key = now.footprint.true_bits(0);
     result->bits_value = now.footprint.true_bits(1);
+    for (size_t i = 0; i < std::size(kLengths); ++i)
+        result->bits_at[i] = lengths.bits(i, *context.cache());
     result->non_finite = now.footprint.non_finite;
     result->path = now.path;
     result->isa = now.isa;
@@ -149,32 +157,37 @@ std::vector<Row> plan_rows(const std::vector<std::string>& specs) {
     return rows;
 }
 
-Status validate(const CompareOptions& o, int64_t text_tokens, int32_t trained) {
+Status validate(const CompareOptions& o, const std::vector<std::string>& names,
+                const std::vector<std::vector<int32_t>>& texts, int32_t trained) {
     const auto wrong = [](const std::string& text) { return Status(StatusCode::invalid_argument, text); };
     if (o.window < 2 || (trained > 0 && o.window > trained)) {
         return wrong(fmt::format("--window {}: 2 to {} tokens are possible with this model", o.window, trained));
     }
-    if (o.windows < 1) return wrong(fmt::format("--windows {}: at least 1", o.windows));
+    for (const int32_t n : o.windows)
+        if (n < 1) return wrong(fmt::format("--windows {}: at least 1", n));
     if (o.score_from < 1 || o.score_from >= o.window) {
         return wrong(fmt::format("--score-from {}: 1 to {} (the window has {} tokens, and the first of them is not "
                                  "predicted)",
                                  o.score_from, o.window - 1, o.window));
     }
     if (o.ubatch < 1) return wrong(fmt::format("--ubatch {}: at least 1", o.ubatch));
-    if (int64_t(o.window) * o.windows > text_tokens) {
-        return wrong(
-            fmt::format("{} windows of {} tokens need {} tokens, the text has {}: use fewer or smaller windows "
-                        "(--windows, --window) or a longer text",
-                        o.windows, o.window, int64_t(o.window) * o.windows, text_tokens));
+    for (size_t i = 0; i < texts.size(); ++i) {
+        const int64_t need = int64_t(o.window) * o.windows[i];
+        if (need <= int64_t(texts[i].size())) continue;
+        return wrong(fmt::format("{} {} of {} tokens need {} tokens, the text {} has {}: use fewer or smaller windows "
+                                 "(--windows, --window) or a longer text",
+                                 o.windows[i], o.windows[i] == 1 ? "window" : "windows", o.window, need, names[i],
+                                 texts[i].size()));
     }
     return {};
 }
 
-Status compare(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
+Status compare(const Model& model, const std::vector<std::vector<int32_t>>& texts, const CompareOptions& options,
                std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress) {
     const Runner runner(model, options);
+    const int32_t all = options.all_windows();
     std::vector<int32_t> open_windows;
-    for (int32_t w = 0; w < options.windows; ++w) {
+    for (int32_t w = 0; w < all; ++w) {
         const auto lacks = [w](const Row& row) { return int32_t(row.windows.size()) <= w; };
         if (std::any_of(rows->begin(), rows->end(), lacks)) open_windows.push_back(w);
     }
@@ -182,11 +195,16 @@ Status compare(const Model& model, const std::vector<int32_t>& text, const Compa
 
     Context exact; // the f32 cache, for the floor
     std::vector<Context> contexts(rows->size());
+    std::vector<std::optional<LengthBits>> lengths(rows->size());
     for (size_t r = 0; r < rows->size(); ++r) {
         const bool floor = (*rows)[r].spec == "floor";
         const std::string& spec = floor ? (*rows)[r].reference : (*rows)[r].spec;
-        if (r > 0 && int32_t((*rows)[r].windows.size()) >= options.windows) continue;
+        if (r > 0 && int32_t((*rows)[r].windows.size()) >= all) continue;
         if (Status bad = runner.open(spec, floor ? &exact : &contexts[r]); !bad) return named(spec, bad);
+        if (floor) continue; // the same cache as row 0
+        Result<LengthBits> made = LengthBits::make(contexts[r].cache()->shape(), spec, {kLengths[0], kLengths[1]});
+        if (!made) return named(spec, made.status());
+        lengths[r] = std::move(*made);
     }
 
     const double total = double(open_windows.size()) * double(rows->size()) * options.window;
@@ -201,9 +219,9 @@ Status compare(const Model& model, const std::vector<int32_t>& text, const Compa
         const auto is_open = [&](size_t r) { return int32_t((*rows)[r].windows.size()) <= w; };
         const auto tick = [&](const Step& step) {
             done += double(step.tokens.size());
-            if (progress) progress(fmt::format("window {} of {}", w + 1, options.windows), done / total);
+            if (progress) progress(fmt::format("window {} of {}", w + 1, all), done / total);
         };
-        for (const Step& step : steps_of(model, text, options, w)) {
+        for (const Step& step : steps_of(model, texts, options, w)) {
             StepLogits reference, other;
             for (size_t r = 0; r < rows->size(); ++r) {
                 const Row& row = (*rows)[r];
@@ -227,7 +245,8 @@ Status compare(const Model& model, const std::vector<int32_t>& text, const Compa
         }
         for (size_t r = 0; r < rows->size(); ++r) {
             if (!is_open(r)) continue;
-            finish((*rows)[r].spec == "floor" ? contexts[0] : contexts[r], options.window, &results[r]);
+            const size_t own = (*rows)[r].spec == "floor" ? 0 : r;
+            finish(contexts[own], *lengths[own], options.window, &results[r]);
             (*rows)[r].windows.push_back(std::move(results[r]));
         }
         if (Status bad = landed(); !bad) return bad;
@@ -235,7 +254,7 @@ Status compare(const Model& model, const std::vector<int32_t>& text, const Compa
     return {};
 }
 
-RowSummary summarize(const Row& row) {
+RowSummary summarize(const Row& row, const Row& base) {
     RowSummary out;
     std::vector<float> nll, kl;
     double bytes = 0, seconds = 0;
@@ -245,6 +264,8 @@ RowSummary summarize(const Row& row) {
         kl.insert(kl.end(), w.kl.begin(), w.kl.end());
         agree += w.agree, tokens += w.tokens, seconds += w.seconds, bytes += double(w.cache_bytes);
         out.bits += w.bits, out.bits_key += w.bits_key, out.bits_value += w.bits_value;
+        for (size_t i = 0; i < out.bits_at.size(); ++i)
+            out.bits_at[i] += w.bits_at[i];
         out.non_finite += w.non_finite;
         out.path = w.path, out.isa = w.isa;
     }
@@ -252,10 +273,21 @@ RowSummary summarize(const Row& row) {
     const double n = double(row.windows.size());
     out.tokens = int64_t(nll.size());
     out.bits /= n, out.bits_key /= n, out.bits_value /= n;
+    for (double& bits : out.bits_at)
+        bits /= n;
     out.cache_bytes = int64_t(std::llround(bytes / n));
     const Summary loss = summarize(nll), divergence = summarize(kl);
     out.ppl = std::exp(loss.mean);
     out.ppl_error = out.ppl * loss.error;
+    std::vector<float> pairs; // differences on the same positions
+    for (size_t w = 0; w < std::min(row.windows.size(), base.windows.size()); ++w) {
+        const std::vector<float>&mine = row.windows[w].nll, &theirs = base.windows[w].nll;
+        for (size_t i = 0; i < std::min(mine.size(), theirs.size()); ++i)
+            pairs.push_back(mine[i] - theirs[i]);
+    }
+    const Summary difference = summarize(pairs);
+    out.ppl_ratio = pairs.size() == nll.size() ? std::exp(difference.mean) : std::numeric_limits<double>::quiet_NaN();
+    out.ppl_ratio_error = out.ppl_ratio * difference.error;
     out.kl_mean = divergence.mean, out.kl_error = divergence.error;
     out.kl_p99 = quantile(std::move(kl), 0.99);
     out.top1 = double(agree) / double(out.tokens);

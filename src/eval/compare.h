@@ -1,7 +1,10 @@
-// Teacher-forced comparison of caches over a text: windows outside, specs inside, one loaded model, one context a
+// Teacher-forced comparison of caches over texts: windows outside, specs inside, one loaded model, one context a
 // spec. All contexts advance together, one step of the window at a time, so that only one step of logits is alive.
 #pragma once
 
+#include <array>
+#include <iterator>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -11,13 +14,17 @@ namespace kvmosaic::eval {
 
 struct CompareOptions {
     std::vector<std::string> specs;
-    int32_t window = 2048; // tokens a window; windows follow each other in the text
-    int32_t windows = 4;
-    int32_t score_from = 256; // first token of a window whose prediction is scored
-    int32_t ubatch = 128;     // tokens a step
+    int32_t window = 2048;           // tokens a window; windows follow each other in a text
+    std::vector<int32_t> windows{4}; // of each text
+    int32_t score_from = 256;        // first token of a window whose prediction is scored
+    int32_t ubatch = 128;            // tokens a step
     int32_t threads = 0;
     StepMode step = StepMode::decode;
+    int32_t all_windows() const { return std::accumulate(windows.begin(), windows.end(), 0); }
 };
+
+// Contexts for which true bits are worked out whatever the window's length.
+inline constexpr int64_t kLengths[] = {2048, 8192};
 
 // What one cache did in one window.
 struct WindowResult {
@@ -28,6 +35,7 @@ struct WindowResult {
     double seconds = 0;     // of the model's work on them
     int64_t cache_bytes = 0;
     double bits = 0, bits_key = 0, bits_value = 0;
+    std::array<double, std::size(kLengths)> bits_at{}; // at kLengths; NaN where nothing tells
     int64_t non_finite = 0;
     std::string path, isa;
 };
@@ -43,22 +51,27 @@ struct Row {
 struct RowSummary {
     int64_t tokens = 0; // scored
     double bits = 0, bits_key = 0, bits_value = 0;
+    std::array<double, std::size(kLengths)> bits_at{};
     int64_t cache_bytes = 0; // at the end of a window, mean over the windows
+    // Perplexity by that of `base` on the same positions, NaN where it has none; its error is that of the pairs.
+    double ppl_ratio = 0, ppl_ratio_error = 0;
     double ppl = 0, ppl_error = 0, kl_mean = 0, kl_error = 0, kl_p99 = 0, top1 = 0, tokens_per_second = 0;
     int64_t non_finite = 0;
     std::string path, isa;
 };
-RowSummary summarize(const Row& row);
+RowSummary summarize(const Row& row, const Row& base);
 
 // Rows in the order: f16 (the reference), floor, then the specs. A spec "f16" among them is the reference itself.
 std::vector<Row> plan_rows(const std::vector<std::string>& specs);
 
 // ok, or the field, its value and its range.
-Status validate(const CompareOptions& options, int64_t text_tokens, int32_t trained_context);
+// `names` of the texts are for the message.
+Status validate(const CompareOptions& options, const std::vector<std::string>& names,
+                const std::vector<std::vector<int32_t>>& texts, int32_t trained_context);
 
 // Fills the windows that `rows` do not have yet; a window that every row has is skipped. `landed` is called after each
 // finished window and may store the rows.
-Status compare(const Model& model, const std::vector<int32_t>& text, const CompareOptions& options,
+Status compare(const Model& model, const std::vector<std::vector<int32_t>>& texts, const CompareOptions& options,
                std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress);
 
 } // namespace kvmosaic::eval

@@ -1,6 +1,8 @@
 #include "eval/results.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -14,9 +16,22 @@ constexpr const char* kProgressKind = "kvmosaic compare progress 1";
 
 const char* name_of(StepMode step) { return step == StepMode::decode ? "decode" : "chunk"; }
 
+// One text as its checksum; several with the windows of all but the last, since those say which window is which.
+std::string identity_of_texts(const CompareHead& head) {
+    std::string out;
+    for (size_t i = 0; i < head.texts_sha256.size(); ++i) {
+        out += (i ? "+" : "") + head.texts_sha256[i];
+        if (i + 1 < head.texts_sha256.size()) out += fmt::format(":{}", head.options.windows[i]);
+    }
+    return out;
+}
+
+// NaN has no form in JSON.
+ordered_json number(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(); }
+
 // The fields that must be equal for windows of two runs to belong together.
 ordered_json identity(const CompareHead& head) {
-    return {{"model_sha256", head.model_sha256}, {"text_sha256", head.text_sha256},
+    return {{"model_sha256", head.model_sha256}, {"text_sha256", identity_of_texts(head)},
             {"weights", head.weights},           {"version", head.version},
             {"window", head.options.window},     {"score_from", head.options.score_from},
             {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)}};
@@ -32,6 +47,8 @@ ordered_json window_json(const WindowResult& w) {
             {"bits", w.bits},
             {"bits_key", w.bits_key},
             {"bits_value", w.bits_value},
+            {"bits_2k", number(w.bits_at[0])},
+            {"bits_8k", number(w.bits_at[1])},
             {"non_finite", w.non_finite},
             {"path", w.path},
             {"isa", w.isa}};
@@ -48,6 +65,11 @@ WindowResult window_from(const ordered_json& j) {
     j.at("bits").get_to(w.bits);
     j.at("bits_key").get_to(w.bits_key);
     j.at("bits_value").get_to(w.bits_value);
+    const char* const names[] = {"bits_2k", "bits_8k"};
+    for (size_t i = 0; i < w.bits_at.size(); ++i) {
+        const bool told = j.contains(names[i]) && j.at(names[i]).is_number();
+        w.bits_at[i] = told ? j.at(names[i]).get<double>() : std::numeric_limits<double>::quiet_NaN();
+    }
     j.at("non_finite").get_to(w.non_finite);
     j.at("path").get_to(w.path);
     j.at("isa").get_to(w.isa);
@@ -83,15 +105,27 @@ std::string kl_text(double kl) {
 
 ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
     const CompareOptions& o = head.options;
-    ordered_json out{{"model", head.model},        {"model_sha256", head.model_sha256},
-                     {"text", head.text},          {"machine", head.machine},
-                     {"version", head.version},    {"text_sha256", head.text_sha256},
-                     {"weights", head.weights},    {"window", o.window},
-                     {"windows", o.windows},       {"score_from", o.score_from},
-                     {"ubatch", o.ubatch},         {"step", name_of(o.step)},
-                     {"warnings", warnings(rows)}, {"rows", ordered_json::array()}};
+    ordered_json out{{"model", head.model},
+                     {"model_sha256", head.model_sha256},
+                     {"text", fmt::format("{}", fmt::join(head.texts, ", "))},
+                     {"machine", head.machine},
+                     {"version", head.version},
+                     {"text_sha256", fmt::format("{}", fmt::join(head.texts_sha256, ", "))},
+                     {"weights", head.weights},
+                     {"window", o.window},
+                     {"windows", o.all_windows()},
+                     {"score_from", o.score_from},
+                     {"ubatch", o.ubatch},
+                     {"step", name_of(o.step)},
+                     {"warnings", warnings(rows)},
+                     {"rows", ordered_json::array()},
+                     {"texts", ordered_json::array()}};
+    for (size_t i = 0; i < head.texts.size(); ++i) {
+        out["texts"].push_back({{"text", head.texts[i]}, {"sha256", head.texts_sha256[i]}, {"windows", o.windows[i]}});
+    }
     for (const Row& row : rows) {
-        const RowSummary s = summarize(row);
+        const RowSummary s = summarize(row, rows.front());
+        const bool floor = row.spec == "floor"; // its own perplexity was not kept, only its distance
         out["rows"].push_back({{"spec", row.spec},
                                {"tokens", s.tokens},
                                {"true_bits", s.bits},
@@ -109,7 +143,11 @@ ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
                                {"canonical", row.canonical},
                                {"ppl_error", s.ppl_error},
                                {"kl_error", s.kl_error},
-                               {"non_finite", s.non_finite}});
+                               {"non_finite", s.non_finite},
+                               {"true_bits_2k", number(s.bits_at[0])},
+                               {"true_bits_8k", number(s.bits_at[1])},
+                               {"ppl_ratio", floor ? ordered_json() : number(s.ppl_ratio)},
+                               {"ppl_ratio_error", floor ? ordered_json() : number(s.ppl_ratio_error)}});
     }
     return out;
 }
@@ -118,19 +156,22 @@ std::string to_table(const std::vector<Row>& rows) {
     size_t wide = 24;
     for (const Row& row : rows)
         wide = std::max(wide, row.spec.size());
-    std::string out = fmt::format(
-        "{:<{}}  {:>6} {:>6} {:>6}  {:>8}  {:>9} {:>7}  {:>9} {:>9} {:>9}  {:>7}  {:>7}  {}\n", "cache", wide, "bits",
-        "key", "value", "MiB", "ppl", "+-", "KL mean", "+-", "KL p99", "top-1 %", "tok/s", "path");
+    std::string out = fmt::format("{:<{}}  {:>6} {:>6} {:>6} {:>6} {:>6}  {:>8}  {:>9} {:>7} {:>8}  {:>9} {:>9} {:>9}  "
+                                  "{:>7}  {:>7}  {}\n",
+                                  "cache", wide, "bits", "key", "value", "at 2K", "at 8K", "MiB", "ppl", "+-", "ratio",
+                                  "KL mean", "+-", "KL p99", "top-1 %", "tok/s", "path");
+    const auto bits_text = [](double bits) { return std::isfinite(bits) ? fmt::format("{:.2f}", bits) : "?"; };
     for (const Row& row : rows) {
-        const RowSummary s = summarize(row);
+        const RowSummary s = summarize(row, rows.front());
         const bool floor = row.spec == "floor";
         const std::string path = s.path == "raw" ? s.path : fmt::format("{} ({})", s.path, s.isa);
         if (floor) {
-            out += fmt::format("{:<{}}  {:>6} {:>6} {:>6}  {:>8}  {:>9} {:>7}  ", "floor (f16 against f32)", wide, "",
-                               "", "", "", "", "");
+            out += fmt::format("{:<{}}  {:>34}  {:>8}  {:>26}  ", "floor (f16 against f32)", wide, "", "", "");
         } else {
-            out += fmt::format("{:<{}}  {:>6.2f} {:>6.2f} {:>6.2f}  {:>8.2f}  {:>9.4f} {:>7.3f}  ", row.spec, wide,
-                               s.bits, s.bits_key, s.bits_value, double(s.cache_bytes) / (1 << 20), s.ppl, s.ppl_error);
+            out += fmt::format("{:<{}}  {:>6.2f} {:>6.2f} {:>6.2f} {:>6} {:>6}  {:>8.2f}  {:>9.4f} {:>7.3f} {:>8.4f}  ",
+                               row.spec, wide, s.bits, s.bits_key, s.bits_value, bits_text(s.bits_at[0]),
+                               bits_text(s.bits_at[1]), double(s.cache_bytes) / (1 << 20), s.ppl, s.ppl_error,
+                               s.ppl_ratio);
         }
         if (row.spec == row.reference)
             out += fmt::format("{:>9} {:>9} {:>9}  {:>7}", "reference", "", "", "");
@@ -146,9 +187,9 @@ std::string to_table(const std::vector<Row>& rows) {
 std::vector<std::string> warnings(const std::vector<Row>& rows) {
     std::vector<std::string> out;
     const auto floor = std::find_if(rows.begin(), rows.end(), [](const Row& r) { return r.spec == "floor"; });
-    const double level = floor == rows.end() ? 0 : summarize(*floor).kl_mean;
+    const double level = floor == rows.end() ? 0 : summarize(*floor, rows.front()).kl_mean;
     for (const Row& row : rows) {
-        const RowSummary s = summarize(row);
+        const RowSummary s = summarize(row, rows.front());
         if (row.spec != "floor" && row.spec != row.reference && s.tokens > 0 && level > 0.1 * s.kl_mean) {
             out.push_back(fmt::format("the floor (KL {}: a 16-bit cache against a 32-bit one, same weights) is above a "
                                       "tenth of the KL of {} ({}); that row's KL is partly rounding of the model",
@@ -199,7 +240,7 @@ Status load_progress(const std::string& path, const CompareHead& head, std::vect
                     (row.spec == "floor") == (entry.at("spec") == "floor") && entry.at("canonical") == row.canonical;
                 if (!same || !row.windows.empty()) continue;
                 for (const ordered_json& w : entry.at("windows")) {
-                    if (int32_t(row.windows.size()) < head.options.windows) row.windows.push_back(window_from(w));
+                    if (int32_t(row.windows.size()) < head.options.all_windows()) row.windows.push_back(window_from(w));
                 }
             }
         }

@@ -13,7 +13,8 @@ namespace kvmosaic::eval {
 
 // What a comparison was made of; two results with equal heads may be joined.
 struct CompareHead {
-    std::string model, model_sha256, text, text_sha256, weights, machine, version;
+    std::string model, model_sha256, weights, machine, version;
+    std::vector<std::string> texts, texts_sha256; // windows of each: options.windows
     CompareOptions options;
 };
 

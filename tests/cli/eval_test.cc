@@ -10,8 +10,10 @@
 
 #include "eval/compare.h"
 #include "eval/files.h"
+#include "eval/lengths.h"
 #include "eval/metrics.h"
 #include "eval/results.h"
+#include "eval/texts.h"
 #include "eval/weights.h"
 
 namespace kvmosaic::eval {
@@ -150,14 +152,20 @@ WindowResult window(float nll, float kl) {
 
 CompareHead head() {
     CompareHead h;
-    h.model = "m.gguf", h.model_sha256 = "aa", h.text = "t", h.text_sha256 = "bb", h.weights = "f16", h.version = "1";
-    h.options.window = 4, h.options.windows = 2, h.options.score_from = 2;
+    h.model = "m.gguf", h.model_sha256 = "aa", h.texts = {"t"}, h.texts_sha256 = {"bb"}, h.weights = "f16",
+    h.version = "1";
+    h.options.window = 4, h.options.windows = {2}, h.options.score_from = 2;
     return h;
 }
 
 TEST(Results, SummaryOfARow) {
     const Row row{"kivi", "kivi", "f16", {window(1, 0.1f), window(2, 0.2f)}};
-    const RowSummary s = summarize(row);
+    const Row base{"f16", "f16", "f16", {window(0.5f, 0), window(1.75f, 0)}};
+    const RowSummary s = summarize(row, base);
+    EXPECT_NEAR(s.ppl_ratio, s.ppl / summarize(base, base).ppl, 1e-6);
+    EXPECT_GT(s.ppl_ratio_error, 0);
+    EXPECT_EQ(summarize(base, base).ppl_ratio, 1.0);
+    EXPECT_TRUE(std::isnan(summarize(row, {"f16", "f16", "f16", {window(1, 0)}}).ppl_ratio)) << "other positions";
     EXPECT_EQ(s.tokens, 4);
     EXPECT_NEAR(s.ppl, std::exp(2.0), 1e-6);
     EXPECT_NEAR(s.kl_mean, (0.1 + 0.3 + 0.2 + 0.6) / 4, 1e-6);
@@ -189,17 +197,24 @@ TEST(Results, WarnsOfAFloorAboveATenthOfARow) {
 
 TEST(Results, ValidateNamesFieldAndRange) {
     CompareOptions o;
-    EXPECT_TRUE(validate(o, 8192, 8192).ok());
-    const auto message = [&](const CompareOptions& wrong) { return validate(wrong, 8192, 8192).message(); };
+    const std::vector<int32_t> text(8192);
+    EXPECT_TRUE(validate(o, {"a"}, {text}, 8192).ok());
+    const auto message = [&](const CompareOptions& wrong) { return validate(wrong, {"a"}, {text}, 8192).message(); };
     CompareOptions wrong = o;
     wrong.window = 8193;
     EXPECT_NE(message(wrong).find("2 to 8192"), std::string::npos);
-    wrong = o, wrong.windows = 5;
+    wrong = o, wrong.windows = {5};
     EXPECT_NE(message(wrong).find("10240"), std::string::npos);
     wrong = o, wrong.score_from = 2048;
     EXPECT_NE(message(wrong).find("1 to 2047"), std::string::npos);
-    wrong = o, wrong.windows = 0;
-    EXPECT_FALSE(validate(wrong, 8192, 8192).ok());
+    wrong = o, wrong.windows = {0};
+    EXPECT_NE(message(wrong).find("windows 0"), std::string::npos);
+    wrong = o, wrong.windows = {4, 1};
+    const std::vector<int32_t> shorter(100);
+    EXPECT_NE(validate(wrong, {"a", "bee"}, {text, shorter}, 8192)
+                  .message()
+                  .find("1 window of 2048 tokens need 2048 tokens, the text bee has 100"),
+              std::string::npos);
 }
 
 TEST_F(Files, ProgressComesBackAndKeepsWhatIsNotAskedFor) {
@@ -221,6 +236,85 @@ TEST_F(Files, ProgressComesBackAndKeepsWhatIsNotAskedFor) {
     ASSERT_TRUE(load_progress(file, head(), &again).ok());
     EXPECT_EQ(again[2].windows.size(), 1u) << "a row that one run left out was lost";
     EXPECT_EQ(again[3].windows.size(), 2u);
+}
+
+// Windows of several texts are numbered through: only those of the last text may grow.
+TEST_F(Files, ProgressOfSeveralTexts) {
+    CompareHead both = head();
+    both.texts = {"t", "u"}, both.texts_sha256 = {"bb", "cc"}, both.options.windows = {2, 1};
+    const std::string file = path("progress");
+    std::vector<Row> rows = plan_rows({"mixkvq"});
+    for (Row& row : rows)
+        row.windows = {window(1, 0), window(2, 0), window(3, 0)};
+    rows[2].windows[0].bits_at = {4.5, std::numeric_limits<double>::quiet_NaN()};
+    ASSERT_TRUE(save_progress(file, both, rows).ok());
+    std::vector<Row> again = plan_rows({"mixkvq"});
+    ASSERT_TRUE(load_progress(file, both, &again).ok());
+    ASSERT_EQ(again[2].windows.size(), 3u);
+    EXPECT_EQ(again[2].windows[0].bits_at[0], 4.5);
+    EXPECT_TRUE(std::isnan(again[2].windows[0].bits_at[1]));
+    both.options.windows = {2, 4};
+    EXPECT_TRUE(load_progress(file, both, &again).ok());
+    both.options.windows = {1, 1};
+    EXPECT_NE(load_progress(file, both, &again).message().find("text_sha256"), std::string::npos);
+    EXPECT_FALSE(load_progress(file, head(), &again).ok());
+}
+
+TEST_F(Files, TextsOfQuestionsAndAnswers) {
+    ASSERT_TRUE(
+        write_file(path("a.jsonl"),
+                   "{\"question\": \"1+1?\", \"answer\": \"2\"}\n\n{\"question\": \"q\", \"answer\": \"a\", \"x\": 1}")
+            .ok());
+    EXPECT_EQ(*read_text(path("a.jsonl")), "1+1?\n2\n\nq\na\n\n");
+    ASSERT_TRUE(write_file(path("a.txt"), "{\"question\": 1}").ok());
+    EXPECT_EQ(*read_text(path("a.txt")), "{\"question\": 1}");
+    const std::pair<const char*, const char*> wrong[] = {
+        {"{\"question\": \"q\", \"answer\": 3}", "line 1: has no text in the field 'answer'"},
+        {"{\"question\": \"q\", \"answer\": \"\"}\n[]", "line 2: is not a JSON object"},
+        {"question", "line 1: is not a JSON object"}};
+    for (const auto& [text, words] : wrong) {
+        ASSERT_TRUE(write_file(path("b.jsonl"), text).ok());
+        EXPECT_NE(read_text(path("b.jsonl")).status().message().find(words), std::string::npos) << text;
+    }
+    EXPECT_EQ(read_text(path("none.jsonl")).status().code(), StatusCode::not_found);
+}
+
+// Sizes at lengths that were not run are those of caches of that length; tiers take the mean of the pages that were.
+TEST(Lengths, MeetACacheOfThatLength) {
+    ModelShape shape;
+    shape.layers = {{4, 2, 64, 64}, {}, {2, 2, 32, 48}};
+    const auto filled = [&](const std::string& spec, int64_t rows) {
+        auto cache = std::move(*Cache::create(shape, spec));
+        std::vector<float> x(size_t(rows) * 256);
+        for (size_t i = 0; i < x.size(); ++i)
+            x[i] = float((i * 2654435761u >> 8) % 1000) / 500.0f - 1.0f;
+        const SeqId names[] = {0};
+        std::vector<StepRow> step(static_cast<size_t>(rows));
+        for (size_t i = 0; i < step.size(); ++i)
+            step[i] = {int32_t(i), names};
+        EXPECT_TRUE(cache->begin_step(step).ok());
+        for (const int layer : {0, 2}) {
+            const LayerShape& l = shape.layers[size_t(layer)];
+            cache->write(layer, {x.data(), l.heads * l.key_dim, l.key_dim},
+                         {x.data(), l.kv_heads * l.key_dim, l.key_dim},
+                         {x.data(), l.kv_heads * l.value_dim, l.value_dim});
+        }
+        cache->end_step();
+        return cache;
+    };
+    for (const char* spec : {"f16", "kivi:bits=2", "mixkvq:raw_share=0.125,mid_share=0.5"}) {
+        const auto made = LengthBits::make(shape, spec, {1000, 2048});
+        ASSERT_TRUE(made.ok()) << made.status().message();
+        const auto short_one = filled(spec, 700), long_one = filled(spec, 2048);
+        EXPECT_NEAR(made->bits(1, *short_one), long_one->footprint().true_bits(), 0.01) << spec;
+        EXPECT_NEAR(made->bits(0, *short_one), filled(spec, 1000)->footprint().true_bits(), 0.02) << spec;
+    }
+    // by threshold, a cache without pages tells nothing
+    const auto made = LengthBits::make(shape, "mixkvq", {2048});
+    ASSERT_TRUE(made.ok());
+    EXPECT_TRUE(std::isnan(made->bits(0, *filled("mixkvq", 50))));
+    EXPECT_GT(made->bits(0, *filled("mixkvq", 300)), 2);
+    EXPECT_FALSE(LengthBits::make(shape, "nothing", {2048}).ok());
 }
 
 TEST_F(Files, ProgressOfAnotherComparisonIsRefusedByField) {
@@ -246,8 +340,9 @@ TEST(Results, JsonHasTheAgreedFields) {
         EXPECT_TRUE(json.contains(field)) << field;
     }
     for (const auto& row : json["rows"]) {
-        for (const char* field : {"spec", "tokens", "true_bits", "true_bits_k", "true_bits_v", "cache_bytes", "ppl",
-                                  "kl_mean", "kl_p99", "top1", "prefill_tok_s", "path"}) {
+        for (const char* field :
+             {"spec", "tokens", "true_bits", "true_bits_k", "true_bits_v", "cache_bytes", "ppl", "ppl_ratio",
+              "true_bits_2k", "true_bits_8k", "kl_mean", "kl_p99", "top1", "prefill_tok_s", "path"}) {
             EXPECT_TRUE(row.contains(field)) << field;
         }
     }

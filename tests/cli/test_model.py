@@ -169,10 +169,35 @@ class Compare(Case):
     def test_impossible_windows(self):
         words = ["compare", "-m", "tiny", "-f", SAMPLE, "--weights", "as-is", "--cache", "mixkvq"]
         self.refused(2, "window 9000.*8192", *words, "--window", 9000)
-        self.refused(2, "204800 tokens.*text has", *words, "--windows", 100)
+        self.refused(2, "204800 tokens.*sample.txt has", *words, "--windows", 100)
         self.refused(2, "score-from 512.*1 to 511", *words, "--window", 512, "--score-from", 512)
         self.refused(2, "windows 0", *words, "--windows", 0)
         self.refused(2, "exclude", *words, "--windows", 2, "--tokens", 100)
+
+    def test_several_texts_have_windows_of_their_own(self):
+        questions = self.path("q.jsonl", "".join('{"question": "What is %d and %d?", "answer": "It is %d."}\n' %
+                                                 (i, i, 2 * i) for i in range(40)))
+        words = ["compare", "-m", "tiny", "--weights", "as-is", "--window", 96, "--cache", "kivi:bits=4"]
+        got = self.good(*words, "-f", SAMPLE + ":2", "-f", questions + ":1", "--json", "-").json()
+        self.assertEqual([(t["text"], t["windows"]) for t in got["texts"]], [(SAMPLE, 2), (questions, 1)])
+        self.assertEqual(got["windows"], 3)
+        for row in got["rows"]:
+            self.assertEqual(row["tokens"], 3 * 48)
+        f16, floor, kivi = got["rows"]
+        self.assertEqual((f16["ppl_ratio"], floor["ppl_ratio"]), (1, None))
+        self.assertAlmostEqual(kivi["ppl_ratio"], kivi["ppl"] / f16["ppl"], places=6)
+        self.assertLess(kivi["true_bits_8k"], kivi["true_bits_2k"])
+        self.assertLess(kivi["true_bits_2k"], 6) # although nothing of 96 tokens is packed
+        self.assertGreaterEqual(kivi["true_bits"], 16)
+        alone = self.good(*words, "-f", questions, "--windows", 1, "--json", "-").json()
+        self.assertEqual(alone["texts"][0]["sha256"], got["texts"][1]["sha256"])
+        again = self.good(*words, "-f", SAMPLE, "--windows", 2, "-f", questions, "--windows", 1)
+        self.assertIn("2 windows of %s, 1 window of %s" % (SAMPLE, questions), again.out)
+        self.refused(2, "windows is given 3 times for 2 texts", *words, "-f", SAMPLE, "-f", questions, "--windows", 1,
+                     "--windows", 2, "--windows", 3)
+        self.refused(2, "not both", *words, "-f", SAMPLE + ":2", "--windows", 1)
+        self.refused(2, "one text", *words, "-f", SAMPLE, "-f", questions, "--tokens", 100)
+        self.refused(2, "line 1.*'answer'", *words, "-f", self.path("bad.jsonl", '{"question": "q"}'))
 
     def test_results_are_not_replaced(self):
         target = self.path("results.json", "mine")
