@@ -118,7 +118,7 @@ static inline Grid make_grid(const GridForm& form, float min, float max) {
         const float low = 0.75f * min, high = 0.25f * max;
         grid.stored_z = grid.z = rounded(form.params, low + high);
     } else if (form.rule == GridRule::integer) {
-        grid.stored_z = rounded(form.params, std::nearbyint(min / grid.s));
+        grid.stored_z = rounded(form.params, std::nearbyint(min / grid.s) + 0.0f);
         grid.z = grid.s * grid.stored_z;
     } else {
         grid.stored_z = grid.z = rounded(form.params, min);

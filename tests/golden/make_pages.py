@@ -7,6 +7,7 @@ library. Run it again only when the format changes on purpose, and say so in the
     python3 tests/golden/make_pages.py > tests/golden/pages.txt
 """
 
+import math
 import os
 import struct
 import sys
@@ -65,14 +66,111 @@ def rounded(kind, x):
     return read_float(kind, encode_float(kind, x), 0, 0)
 
 
-def grid(kind, bits, values):
-    """(scale, offset) as stored."""
-    low, high = min(values), max(values)
-    low, high = low + 0.0, high + 0.0
-    scale = rounded(kind, f32(f32(high - low) / ((1 << bits) - 1))) if bits else 0.0
-    if scale == 0.0:
-        return 0.0, rounded(kind, low if low == high else f32(0.5 * low + 0.5 * high))
-    return scale, rounded(kind, low)
+LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.FEp127"), "f8e4m3": 448.0}
+
+
+def grid(rule, kind, bits, levels, clip, values):
+    """One group under a rule that needs no more than the range: stored scale and offset, codes, decoded values."""
+    low, high = min(values) + 0.0, max(values) + 0.0
+    middle = low if low == high else f32(0.5 * low + 0.5 * high)
+    if clip != 1.0:
+        low, high = f32(low * f32(clip)), f32(high * f32(clip))
+    top = levels - 1 if levels else (1 << bits) - 1
+    steps = 1 if levels else (1 << bits >> 1) - 1
+    zero = None
+    if rule == "symmetric":
+        scale = rounded(kind, f32(max(abs(low), abs(high)) / steps))
+        zero, base, top = f32(-steps * scale), steps, 2 * steps
+    elif rule == "extreme":
+        base = 1 << bits >> 1
+        scale = rounded(kind, f32((low if -low > high else high) / -base))
+        zero = f32(-base * scale)
+    else:
+        parts = 2 if rule == "midpoint" and bits == 1 else top
+        scale = rounded(kind, f32(f32(high - low) / parts)) if bits else 0.0
+        if rule == "integer" and scale:
+            scale = max(scale, rounded(kind, f32(abs(low) / f32(0.5 * LARGEST[kind]))))
+    inverse = f32(1.0 / scale) if scale else 0.0
+    if zero is not None:
+        stored_zero = None
+        scale = scale or 0.0
+        codes = [max(0, min(top, round_even(f32(x * inverse)) + base)) for x in values]
+    else:
+        if scale == 0.0:
+            zero = stored_zero = rounded(kind, middle)
+        elif rule == "midpoint" and bits == 1:
+            zero = stored_zero = rounded(kind, f32(f32(0.75 * low) + f32(0.25 * high)))
+        elif rule == "integer":
+            stored_zero = rounded(kind, float(round_even(f32(low / scale))))
+            zero = f32(scale * stored_zero)
+        else:
+            zero = stored_zero = rounded(kind, low)
+        codes = [max(0, min(top, round_even(f32(f32(x - zero) * inverse)))) for x in values]
+    return scale, stored_zero, codes, [f32(zero + f32(scale * code)) for code in codes]
+
+
+def norm(values):
+    part = [0.0] * 8
+    for i, x in enumerate(values):
+        part[i % 8] = f32(part[i % 8] + f32(x * x))
+    for half in (4, 2, 1):
+        for i in range(half):
+            part[i] = f32(part[i] + part[i + half])
+    return f32(math.sqrt(part[0]))
+
+
+def nearest(book, y):
+    return sum(y > f32(0.5 * f32(a + b)) for a, b in zip(book, book[1:]))
+
+
+def fit(page, bits, values, apart):
+    """Stored scale, stored offset and codes of one group under any rule. apart: indices that are kept as outliers."""
+    rule, kind, book = page.get("rule", "asym"), page["params"], page.get("book")
+    levels, clip = page.get("levels", 0), page.get("clip", 1.0)
+    if rule.startswith("hybrid"):
+        even = grid("symmetric", kind, bits, levels, clip, values)
+        ends = grid("asym", kind, 1 if rule == "hybrid_1bit" else bits, levels, clip, values)
+        errors = []
+        for candidate in (even, ends):
+            total = 0.0
+            for x, y in zip(values, candidate[3]):
+                total = f32(total + abs(f32(y - x)))
+            errors.append(total)
+        if errors[0] < errors[1]:
+            return even[0], 0.0, even[2]
+        return -ends[0], ends[1], ends[2]
+    if rule == "codebook_norm":
+        length = norm(values)
+        if length == 0.0:
+            return 0.0, None, [0] * len(values)
+        unit = f32(f32(math.sqrt(len(values))) / length)
+        codes = [nearest(book, f32(x * unit)) for x in values]
+        return rounded(kind, f32(length / norm([book[code] for code in codes]))), None, codes
+    if rule == "codebook_range":
+        kept = [x for i, x in enumerate(values) if i not in apart] or [0.0]
+        low, high = f32(0.5 * (min(kept) + 0.0)), f32(0.5 * (max(kept) + 0.0))
+        scale, zero = rounded(kind, f32(high - low)), rounded(kind, f32(high + low))
+        if scale == 0.0:
+            return scale, zero, [0] * len(values)
+        inverse = f32(1.0 / scale)
+        return scale, zero, [nearest(book, f32(f32(x - zero) * inverse)) for x in values]
+    if rule == "codebook_fixed":
+        return None, None, [nearest(book, x) for x in values]
+    return grid(rule, kind, bits, levels, clip, values)[:3]
+
+
+def outliers_of(page, row):
+    """Channels of a token that are kept apart, ascending."""
+    fixed, left, found = page["rule"] == "codebook_fixed", list(range(len(row))), []
+    for i in range(page.get("outliers", 0)):
+        if fixed:
+            left = [c for c in left if abs(row[c]) > 1.0]
+        if not left:
+            break
+        key = (lambda c: abs(row[c])) if fixed else (lambda c: row[c]) if i % 2 == 0 else (lambda c: -row[c])
+        found.append(max(left, key=key))  # of equal ones the first, which is the lowest channel
+        left.remove(found[-1])
+    return sorted(found)
 
 
 def encode(page, rows):
@@ -91,24 +189,44 @@ def encode(page, rows):
     for position in range(layout.raw_depth):
         for lane in range(layout.lanes):
             put_float("f16", layout.raw_offset, position * layout.lanes + lane, value(lane, position))
-    spans = [(t, p, t[3] + p, t[4] + p) for t in layout.tiers for p in range(t[1])]
-    first_zero = layout.columns - layout.zero_bits
-    spans += [(None, i, dim - layout.zero_bits + i, first_zero + i) for i in range(layout.zero_bits)]
-    for tier, in_tier, position, column in spans:
-        for group in range(layout.groups):
-            lanes = range(group * layout.group, min((group + 1) * layout.group, layout.lanes))
-            bits = tier[0] if tier else 0
-            scale, offset = grid(layout.params, bits, [value(lane, position) for lane in lanes])
-            put_float(layout.params, layout.scale_offset, group * layout.columns + column, scale)
-            put_float(layout.params, layout.zero_offset, group * layout.columns + column, offset)
-            if scale == 0.0:
-                continue
-            inverse = f32(1.0 / scale)
-            for lane in lanes:
-                code = round_even(f32(f32(value(lane, position) - offset) * inverse))
-                code = max(0, min((1 << bits) - 1, code))
+
+    def put_group(tier, bits, sites, group, column, apart=()):
+        """sites: (lane, position in the tier, ladder position) of the group's values, in order."""
+        scale, offset, codes = fit(page, bits, [value(lane, p) for lane, _, p in sites], apart)
+        at = group * layout.columns + column
+        if layout.has_scales:
+            put_float(layout.params, layout.scale_offset, at, scale)
+        if layout.has_offsets:
+            put_float(layout.params, layout.zero_offset, at, offset)
+        for code, (lane, in_tier, _) in zip(codes, sites):
+            if tier and layout.levels:
+                data[lane // 8 * layout.block_bytes + in_tier // 5 * 8 + lane % 8] += code * 3 ** (in_tier % 5)
+            elif tier:
                 for byte, shift, width, weight in layout.sites(tier, lane, in_tier):
                     data[byte] |= (code >> weight & (1 << width) - 1) << shift
+
+    apart = [outliers_of(page, row) for row in rows] if layout.store == "codebook" else [()] * len(rows)
+    for token, channels in enumerate(apart):
+        slots = [(c, rows[token][c]) for c in channels]
+        slots += [(0xFFFF, 0.0)] * (layout.outliers - len(slots))
+        for i, (channel, x) in enumerate(slots):
+            at = layout.outlier_offset + 4 * (token * layout.outliers + i)
+            data[at : at + 4] = struct.pack("<He", channel, x)
+    groups = [[i for i, g in enumerate(layout.group_of) if g == group] for group in range(layout.groups)]
+    if layout.along_depth:
+        for lane in range(layout.lanes):
+            for group, run in enumerate(groups):
+                out = [run.index(c) for c in apart[lane] if c in run] if layout.key else ()
+                put_group(layout.tiers[0], layout.tiers[0][0], [(lane, p, p) for p in run], group, lane, out)
+    else:
+        spans = [(t, p, t[3] + p, t[4] + p) for t in layout.tiers for p in range(t[1])]
+        first_zero = layout.columns - layout.zero_bits
+        spans += [(None, i, dim - layout.zero_bits + i, first_zero + i) for i in range(layout.zero_bits)]
+        for tier, in_tier, position, column in spans:
+            for group, run in enumerate(groups):
+                out = () if layout.key else [run.index(c) for c in apart[position] if c in run]
+                sites = [(lane, in_tier, position) for lane in run]
+                put_group(tier, tier[0] if tier else 0, sites, group, column, out)
     for position in range(dim if layout.map_element else 0):
         at = layout.map_offset + position * layout.map_element
         data[at : at + layout.map_element] = channel_at(position, dim).to_bytes(layout.map_element, "little")
@@ -136,16 +254,71 @@ def cases():
     yield "key", "tiered", 300, 128, "f16", "4x50,2x250"
 
 
+BOOKS = {
+    1: "-0.75,0.9375",
+    2: "-1.5,-0.4375,0.5,1.625",
+    3: "-2.125,-1.3125,-0.75,-0.25,0.1875,0.6875,1.375,2.25",
+    4: "-2.75,-2.0625,-1.625,-1.25,-0.9375,-0.6875,-0.40625,-0.125,"
+    "0.15625,0.375,0.65625,0.96875,1.25,1.59375,2.09375,2.6875",
+}
+
+
+def rule_cases():
+    """(side, store, dim, group, params, widths, {what differs}) of the other rules, axes and kinds."""
+    other = {"key": "channels", "value": "tokens"}
+    for side in ("key", "value"):
+        for bits in (1, 2, 3, 4, 6, 8):
+            yield side, "grid", 100, 32, "f16", str(bits), {"axis": other[side]}
+        for rule in ("integer", "symmetric", "extreme", "hybrid_1bit", "hybrid_4level", "midpoint"):
+            for axis in ("tokens", "channels"):
+                for bits in (1, 2, 4):
+                    if bits == 1 and (rule == "symmetric" or rule.startswith("hybrid")):
+                        continue
+                    if rule == "hybrid_1bit" and bits != 2:
+                        continue
+                    yield side, "grid", 80, 32, "bf16" if bits == 4 else "f16", str(bits), {"axis": axis, "rule": rule}
+        for axis in ("tokens", "channels"):
+            for params in ("f16", "f8e4m3"):
+                yield side, "grid", 100, 64, params, "2", {"axis": axis, "levels": 3, "clip": 0.92}
+            yield side, "grid", 64, 32, "f16", "2", {"axis": axis, "rule": "symmetric", "levels": 3}
+            yield side, "grid", 128, 128, "f16", "8", {"axis": axis, "rule": "symmetric"}
+            yield side, "grid", 64, 64, "f16", "2", {"axis": axis, "rule": "integer", "clip": 0.8}
+        edges = {"axis": "channels", "edges": "0,1,6,7,20,32,61,64,100"}
+        for rule in ("asym", "integer", "symmetric"):
+            yield side, "grid", 100, 32, "f16", "4", dict(edges, rule=rule)
+        yield side, "grid", 100, 32, "f16", "2", dict(edges, levels=3)
+        for bits, book in BOOKS.items():
+            for rule in ("codebook_norm", "codebook_range", "codebook_fixed"):
+                more = {"axis": "channels", "rule": rule, "book": book}
+                yield side, "codebook", 96, 32 if bits == 2 else 96, "f16", str(bits), more
+                if rule != "codebook_norm":
+                    yield side, "codebook", 80, 80, "bf16", str(bits), dict(more, outliers=3)
+        more = {"axis": "channels", "rule": "codebook_range", "book": BOOKS[3], "outliers": 22}
+        yield side, "codebook", 20, 24, "f16", "3", more  # more slots than channels
+    yield "key", "tiered", 100, 40, "f16", "16x3,3x20,1x40,0x37", {"rule": "midpoint"}
+    yield "key", "tiered", 300, 128, "f16", "4x50,2x250", {"map": 0}
+
+
+def as_page(side, store, dim, group, params, widths, more):
+    page = {"side": side, "store": store, "dim": dim, "group": group, "params": params, **more}
+    if store == "tiered":
+        page["ladder"] = [[int(n) for n in tier.split("x")] for tier in widths.split(",")]
+    else:
+        page["bits"] = int(widths)
+    if "book" in more:
+        page["book"] = [float(level) for level in more["book"].split(",")]
+    if "edges" in more:
+        page["edges"] = [int(edge) for edge in more["edges"].split(",")]
+    return page
+
+
 def main():
-    print("# side store head_size group params bits_or_ladder bytes crc32; written by make_pages.py")
-    for side, store, dim, group, params, widths in cases():
-        page = {"side": side, "store": store, "dim": dim, "group": group, "params": params}
-        if store == "grid":
-            page["bits"] = int(widths)
-        else:
-            page["ladder"] = [[int(n) for n in tier.split("x")] for tier in widths.split(",")]
-        data = encode(page, rows_of(dim))
-        print(side, store, dim, group, params, widths, len(data), "%08x" % zlib.crc32(data))
+    print("# side store head_size group params bits_or_ladder bytes crc32 key=value...; written by make_pages.py")
+    for case in [(*case, {}) for case in cases()] + list(rule_cases()):
+        page = as_page(*case)
+        data = encode(page, rows_of(page["dim"]))
+        more = [f"{key}={value}" for key, value in case[6].items()]
+        print(*case[:6], len(data), "%08x" % zlib.crc32(data), *more)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
-#include "unit/codec_util.h"
+#include "unit/codec_rules.h"
 
 namespace kvmosaic {
 namespace {
@@ -33,6 +34,8 @@ struct Golden {
     std::string json; // the description that a dump carries
     std::vector<uint16_t> channels;
     uint32_t bytes = 0, crc = 0;
+    std::shared_ptr<std::vector<float>> book = std::make_shared<std::vector<float>>();
+    std::shared_ptr<std::vector<uint16_t>> edges = std::make_shared<std::vector<uint16_t>>();
 };
 
 // [128][dim]; the generator of make_pages.py.
@@ -48,6 +51,58 @@ std::vector<float> golden_rows(int32_t dim) {
         }
     }
     return rows;
+}
+
+GridRule rule_of(const std::string& name) {
+    for (int rule = 0; rule <= int(GridRule::codebook_fixed); ++rule)
+        if (name == name_of(GridRule(rule))) return GridRule(rule);
+    ADD_FAILURE() << "no rule " << name;
+    return GridRule::asym;
+}
+
+template <class T>
+std::vector<T> numbers_of(const std::string& list) {
+    std::vector<T> all;
+    std::istringstream in(list);
+    for (std::string one; std::getline(in, one, ',');)
+        all.push_back(T(std::stod(one)));
+    return all;
+}
+
+// What a line says behind the CRC, key=value: into the spec, and as JSON for a dump.
+void read_more(std::istream& in, Golden* g, StoreSpec* spec, std::ostream& json) {
+    for (std::string word; in >> word;) {
+        const std::string key = word.substr(0, word.find('=')), value = word.substr(key.size() + 1);
+        if (key == "axis") {
+            spec->axis = value == "tokens" ? Axis::tokens : Axis::channels;
+            json << R"(, "axis": ")" << value << '"';
+        } else if (key == "rule") {
+            spec->rule = rule_of(value);
+            json << R"(, "rule": ")" << value << '"';
+        } else if (key == "levels") {
+            spec->levels = uint8_t(std::stoi(value));
+            json << R"(, "levels": )" << value;
+        } else if (key == "outliers") {
+            spec->outliers = uint8_t(std::stoi(value));
+            json << R"(, "outliers": )" << value;
+        } else if (key == "clip") {
+            spec->clip = std::stof(value); // of the encoder: readers need not know
+        } else if (key == "map") {
+            spec->page_map = value != "0";
+            json << R"(, "map": )" << (spec->page_map ? "true" : "false");
+        } else if (key == "book") {
+            *g->book = numbers_of<float>(value);
+            spec->book = g->book->data();
+            json << R"(, "book": [)" << value << "]";
+        } else if (key == "edges") {
+            *g->edges = numbers_of<uint16_t>(value);
+            spec->edges = g->edges->data();
+            spec->edge_groups = uint8_t(g->edges->size() - 1);
+            json << R"(, "edges": [)" << value << "]";
+        } else {
+            ADD_FAILURE() << "pages.txt: unknown key " << key;
+        }
+    }
 }
 
 std::vector<Golden> golden_pages() {
@@ -67,11 +122,14 @@ std::vector<Golden> golden_pages() {
         std::ostringstream json;
         json << R"({"kvmosaic_page": 1, "side": ")" << side_name << R"(", "store": ")" << store << R"(", "dim": )"
              << dim << R"(, "group": )" << group << R"(, "params": ")" << params_name << R"(", "bytes": )" << g.bytes;
-        if (store == "grid") {
-            g.page = layout(grid_spec(side, std::stoi(widths), group, params), side, dim);
+        StoreSpec spec =
+            store == "tiered" ? tiered_spec(group, params) : grid_spec(side, std::stoi(widths), group, params);
+        if (store == "codebook") spec.kind = StoreKind::codebook;
+        read_more(in, &g, &spec, json);
+        Ladder ladder;
+        if (store != "tiered") {
             json << R"(, "bits": )" << widths << "}";
         } else {
-            Ladder ladder;
             int bits = 0, channels = 0;
             char by = 0, comma = ',';
             json << R"(, "ladder": [)";
@@ -81,10 +139,11 @@ std::vector<Golden> golden_pages() {
                 comma = ' ';
             }
             json << "]}";
-            g.page = layout(tiered_spec(group, params), side, dim, ladder);
             for (int32_t p = 0; p < dim; ++p)
                 g.channels.push_back(uint16_t((p * 37 + 11) % dim));
         }
+        EXPECT_TRUE(validate(spec, side, dim)) << line;
+        g.page = layout(spec, side, dim, ladder);
         g.json = json.str();
         g.line = line;
         all.push_back(g);
@@ -94,7 +153,7 @@ std::vector<Golden> golden_pages() {
 
 TEST(Golden, PagesHaveTheirExactBytes) {
     const std::vector<Golden> pages = golden_pages();
-    ASSERT_GT(pages.size(), 70u) << "tests/golden/pages.txt was not read";
+    ASSERT_GT(pages.size(), 200u) << "tests/golden/pages.txt was not read";
     for (const Golden& g : pages) {
         ASSERT_EQ(g.page.bytes, g.bytes) << g.line;
         const std::vector<float> rows = golden_rows(g.page.dim);
@@ -154,6 +213,32 @@ TEST(Golden, ReaderRefusesWrongSizes) {
         out.close();
         EXPECT_EQ(std::system(command.c_str()) == 0, cut == 0);
     }
+    std::remove(dump.c_str());
+}
+
+// Bug case B12: a dump cannot declare another order than the version's. What a reader does not know, it refuses.
+TEST(Golden, ReaderRefusesWhatItDoesNotKnow) {
+    if (std::system("python3 -c 'import json' > /dev/null 2>&1") != 0) GTEST_SKIP() << "python3 is missing";
+    const Golden g = golden_pages().front();
+    const std::string dump = ::testing::TempDir() + "kvmosaic_unknown_" + std::to_string(getpid()) + ".kvpage";
+    const Page page = encoded(kernels::reference(), g.page, g.channels, golden_rows(g.page.dim));
+    const std::string command = "python3 '" + kRoot + "/docs/reader/kvpage_reader.py' '" + dump + "' > /dev/null 2>&1";
+    const auto accepted = [&](std::string json, const std::string& from, const std::string& to) {
+        const size_t at = json.find(from);
+        EXPECT_NE(at, std::string::npos) << from;
+        std::ofstream out(dump, std::ios::binary);
+        out << json.replace(at, from.size(), to) << "\n";
+        out.write(reinterpret_cast<const char*>(page.bytes()), g.bytes);
+        out.close();
+        return std::system(command.c_str()) == 0;
+    };
+    EXPECT_TRUE(accepted(g.json, R"("bits": )", R"("bits": )"));
+    EXPECT_TRUE(accepted(g.json, R"("bits": )", R"("rule": "midpoint", "bits": )"));
+    for (const char* more : {R"("nibbles": "high first", )", R"("rule": "symmetrical", )", R"("axis": "depth", )",
+                             R"("levels": 5, )", R"("edges": [0, 64, 32, 128], )", R"("rule": "codebook_norm", )"})
+        EXPECT_FALSE(accepted(g.json, R"("bits": )", std::string(more) + R"("bits": )")) << more;
+    EXPECT_FALSE(accepted(g.json, R"("kvmosaic_page": 1)", R"("kvmosaic_page": 2)"));
+    EXPECT_FALSE(accepted(g.json, R"("store": "grid")", R"("store": "stacked")"));
     std::remove(dump.c_str());
 }
 
