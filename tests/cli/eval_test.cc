@@ -12,6 +12,7 @@
 #include "eval/files.h"
 #include "eval/lengths.h"
 #include "eval/metrics.h"
+#include "eval/passkey.h"
 #include "eval/results.h"
 #include "eval/texts.h"
 #include "eval/weights.h"
@@ -346,6 +347,14 @@ TEST(Results, JsonHasTheAgreedFields) {
             EXPECT_TRUE(row.contains(field)) << field;
         }
     }
+}
+
+// A key is found digit for digit: longer numbers, shorter ones and other spellings are not it.
+TEST(Passkey, AnswersAreParsedExactly) {
+    for (const char* right : {"12345", " 12345.", "It is 12345, I think", "x12345y", "99 12345", "12345 12345"})
+        EXPECT_TRUE(holds_key(right, "12345")) << right;
+    for (const char* other : {"", "1234", "123456", "012345", "12 345", "12,345", "54321", "12345678 2345", "1234 5"})
+        EXPECT_FALSE(holds_key(other, "12345")) << other;
 }
 
 TEST(Weights, NamesAreParsed) {

@@ -2,11 +2,14 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include <unistd.h>
 
 #include "eval/files.h"
+#include "eval/weights.h"
 #include "kvmosaic/method.h"
+#include "llama/gguf_check.h"
 
 namespace kvmosaic::tool {
 
@@ -19,6 +22,14 @@ void notice(const std::string& text) { fmt::print(stderr, "kvmosaic: {}\n", text
 void warn(const std::string& text) { fmt::print(stderr, "kvmosaic: warning: {}\n", text); }
 
 void check_spec(const std::string& spec) { check(open_method(spec).status()); }
+
+void check_specs(const std::vector<std::string>& specs) {
+    std::set<std::string> seen;
+    for (const std::string& spec : specs) {
+        const std::string canonical = take(open_method(spec))->spec();
+        if (!seen.insert(canonical).second) bad_usage("--cache {}: is given twice ({})", spec, canonical);
+    }
+}
 
 const std::vector<std::string>& model_names() {
     static const std::vector<std::string> names{"tiny", "small", "base", "swa"};
@@ -47,6 +58,46 @@ eval::Model load_model(const std::string& path) {
     for (const std::string& text : model.warnings())
         warn(text);
     return model;
+}
+
+Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common) {
+    const auto type = take(eval::parse_weights(weights.empty() ? "f16" : weights));
+    Prepared out;
+    out.source = find_model(wish);
+    eval::set_verbose(common.verbose);
+    check(check_gguf(out.source));
+    ProgressBar bar;
+    out.sha256 = take(eval::sha256_of_file(out.source, bar.receiver()));
+    const eval::WeightsRequest request{out.source, out.sha256, type, weights.empty(), int64_t(4) << 30, common.threads};
+    const auto say = [&](const std::string& words) {
+        bar.finish();
+        notice(words);
+    };
+    const eval::Weights found = take(eval::prepare_weights(request, say, bar.receiver()));
+    bar.finish();
+    if (!found.warning.empty()) warn(found.warning);
+    out.weights = name_of(found.type);
+    out.model = load_model(found.path);
+    return out;
+}
+
+void add_weights(CLI::App* app, std::string* weights) {
+    app->add_option("--weights", *weights,
+                    "f16, f32: dequantized once and kept in the cache folder; as-is (default f16, up to 4 GiB)")
+        ->check(CLI::IsMember({"f16", "f32", "as-is"}));
+}
+
+Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common) {
+    Opened out;
+    out.path = find_model(wish);
+    eval::set_verbose(common.verbose);
+    out.model = load_model(out.path);
+    eval::ContextOptions options;
+    options.spec = spec;
+    options.context = ctx;
+    options.threads = common.threads;
+    out.context = take(eval::Context::make(out.model, options));
+    return out;
 }
 
 std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file) {

@@ -32,6 +32,12 @@ template <typename... Args>
     throw Failure{kBadUsage, fmt::format(text, std::forward<Args>(args)...)};
 }
 
+// Options that several verbs have.
+struct Common {
+    bool verbose = false;
+    int threads = 0;
+};
+
 // Turns a bad status into a Failure; arguments out of range are bad usage.
 void check(const Status& status);
 template <typename T>
@@ -46,6 +52,7 @@ void warn(const std::string& text);
 
 // A spec that names no method or breaks a range ends the verb here, before any model is loaded.
 void check_spec(const std::string& spec);
+void check_specs(const std::vector<std::string>& specs); // nor may one mean the same as another
 
 // A path as it is, or a fetched model's name ("tiny"). Ends the verb when there is neither.
 std::string find_model(const std::string& wish);
@@ -53,6 +60,23 @@ const std::vector<std::string>& model_names();
 
 // Loads with a progress bar; says what in the file will hurt.
 eval::Model load_model(const std::string& path);
+
+// A model whose weights are dequantized for an honest comparison where that was asked for (empty: by default).
+struct Prepared {
+    std::string source, sha256; // the file that was named
+    std::string weights;        // "f16", "f32", "as-is": what is loaded
+    eval::Model model;
+};
+Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common);
+void add_weights(CLI::App* app, std::string* weights);
+
+// Loads the model that was named and makes a context on it.
+struct Opened {
+    std::string path;
+    eval::Model model;
+    eval::Context context;
+};
+Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common);
 
 // Text from -p or -f ("-": standard input), exactly one of them.
 std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file);
@@ -65,11 +89,6 @@ void write_json(const std::string& target, const std::string& text, bool force);
 // The refusal alone, before work begins.
 void check_new_file(const std::string& option, const std::string& target, bool force);
 
-// Options that several verbs have.
-struct Common {
-    bool verbose = false;
-    int threads = 0;
-};
 void add_common(CLI::App* app, Common* common);
 
 // One a verb, in its own file: registers options and help and sets the callback.
@@ -80,5 +99,7 @@ void add_methods(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_fetch(CLI::App& app);
 void add_devices(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_passkey(CLI::App& eval);
 
 } // namespace kvmosaic::tool

@@ -1,14 +1,11 @@
 // kvmosaic compare: what each cache costs and loses over a text, teacher-forced, all on one loaded model.
 #include <memory>
-#include <set>
 
 #include "eval/compare.h"
 #include "eval/results.h"
 #include "eval/texts.h"
-#include "eval/weights.h"
 #include "kvmosaic/app.h"
 #include "kvmosaic/method.h"
-#include "llama/gguf_check.h"
 
 namespace kvmosaic::tool {
 
@@ -23,14 +20,6 @@ struct Options {
     bool force = false;
     Common common;
 };
-
-void check_specs(const std::vector<std::string>& specs) {
-    std::set<std::string> seen;
-    for (const std::string& spec : specs) {
-        const std::string canonical = take(open_method(spec))->spec();
-        if (!seen.insert(canonical).second) bad_usage("--cache {}: is given twice ({})", spec, canonical);
-    }
-}
 
 // The texts and how many windows each gives: `--windows N` for all, one --windows a text in their order, or FILE:N.
 std::vector<std::string> texts_of(const Options& o, std::vector<int32_t>* windows) {
@@ -93,37 +82,21 @@ void compare(const Options& o, bool score_given) {
     check_specs(o.specs);
     check_new_file("--json", o.json, o.force);
     check_new_file("--resume", o.resume, true); // may exist, but its folder must
-    const auto type = take(eval::parse_weights(o.weights.empty() ? "f16" : o.weights));
     eval::CompareHead head;
     head.options = plan(o, score_given, &head.texts);
     std::vector<std::string> contents;
     for (const std::string& text : head.texts)
         contents.push_back(take(eval::read_text(text)));
-    const std::string source = find_model(o.model);
-    eval::set_verbose(o.common.verbose);
-    check(check_gguf(source));
-
-    ProgressBar bar;
-    head.model = source;
-    head.model_sha256 = take(eval::sha256_of_file(source, bar.receiver()));
+    const Prepared prepared = prepare_model(o.model, o.weights, o.common);
+    const eval::Model& model = prepared.model;
+    head.model = prepared.source;
+    head.model_sha256 = prepared.sha256;
+    head.weights = prepared.weights;
     for (const std::string& text : contents)
         head.texts_sha256.push_back(eval::sha256_of(text));
     head.machine = eval::machine_name();
     head.version = KVMOSAIC_VERSION;
-    const eval::WeightsRequest request{source,           head.model_sha256, type, o.weights.empty(),
-                                       int64_t(4) << 30, o.common.threads};
-    const eval::Weights weights = take(eval::prepare_weights(
-        request,
-        [&](const std::string& words) {
-            bar.finish();
-            notice(words);
-        },
-        bar.receiver()));
-    bar.finish();
-    if (!weights.warning.empty()) warn(weights.warning);
-    head.weights = name_of(weights.type);
 
-    const eval::Model model = load_model(weights.path);
     std::vector<std::vector<int32_t>> tokens;
     for (const std::string& text : contents)
         tokens.push_back(model.tokenize(text, true, false));
@@ -133,11 +106,12 @@ void compare(const Options& o, bool score_given) {
     const auto landed = [&]() -> Status {
         return o.resume.empty() ? Status() : eval::save_progress(o.resume, head, rows);
     };
+    ProgressBar bar;
     check(eval::compare(model, tokens, head.options, &rows, landed, bar.receiver()));
     bar.finish();
 
     if (o.json != "-") {
-        fmt::print("{} ({} weights), {}: {} tokens each, scored from token {}, step {}\n", source, head.weights,
+        fmt::print("{} ({} weights), {}: {} tokens each, scored from token {}, step {}\n", head.model, head.weights,
                    texts_text(head), head.options.window, head.options.score_from, o.step);
         fmt::print("{}", eval::to_table(rows));
     }
@@ -166,9 +140,7 @@ void add_compare(CLI::App& app) {
     CLI::Option* score = verb->add_option("--score-from", o->score_from, "first token of a window that is scored")
                              ->capture_default_str();
     verb->add_option("--tokens", o->tokens, "in place of --windows: about this many tokens");
-    verb->add_option("--weights", o->weights,
-                     "f16, f32: dequantized once and kept in the cache folder; as-is (default f16, up to 4 GiB)")
-        ->check(CLI::IsMember({"f16", "f32", "as-is"}));
+    add_weights(verb, &o->weights);
     verb->add_option("--step", o->step, "decode: each token sees what it would see alone; chunk: as a serving engine")
         ->check(CLI::IsMember({"decode", "chunk"}))
         ->capture_default_str();

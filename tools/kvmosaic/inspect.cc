@@ -169,14 +169,10 @@ void with_model(const Options& o, bool has_prompt) {
     check_spec(o.spec);
     const bool has_text = has_prompt || !o.file.empty();
     const std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
-    const std::string path = find_model(o.model);
-    eval::set_verbose(o.common.verbose);
-    const eval::Model model = load_model(path);
-    eval::ContextOptions wish;
-    wish.spec = o.spec;
-    wish.context = o.ctx;
-    wish.threads = o.common.threads;
-    eval::Context context = take(eval::Context::make(model, wish));
+    Opened opened = open_model(o.model, o.spec, o.ctx, o.common);
+    const std::string& path = opened.path;
+    const eval::Model& model = opened.model;
+    eval::Context& context = opened.context;
     if (has_text) {
         std::vector<int32_t> tokens = model.tokenize(text, true, false);
         if (int64_t(tokens.size()) > context.size()) {

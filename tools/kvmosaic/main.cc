@@ -30,6 +30,7 @@ int program(int argc, char** argv) {
     app.get_formatter()->column_width(34);
     add_run(app);
     add_compare(app);
+    add_eval(app);
     add_inspect(app);
     add_methods(app);
     add_fetch(app);

@@ -154,6 +154,7 @@ public:
     void finish() const {
         const eval::CacheReport now = eval::report(context_);
         const Footprint& f = now.footprint;
+        std::fflush(stdout); // the text stands before the summary, wherever both go
         const double speed = rate(totals_.decoded, totals_.new_seconds);
         const int64_t rows = context_.cache()->rows(0), packed = packed_rows();
         if (!o_.json.empty()) {
@@ -212,19 +213,13 @@ void run(const Options& o, bool has_prompt) {
     if (!has_text && !o.chat) bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
     if (o.chat && o.raw) bad_usage("--chat and --raw exclude each other");
     std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
-    const std::string path = find_model(o.model);
-    eval::set_verbose(o.common.verbose);
-    const eval::Model model = load_model(path);
-    eval::ContextOptions wish;
-    wish.spec = o.spec;
-    wish.context = o.ctx;
-    wish.threads = o.common.threads;
-    eval::Context context = take(eval::Context::make(model, wish));
-    const Path way = context.cache()->path();
+    Opened opened = open_model(o.model, o.spec, o.ctx, o.common);
+    const eval::Model& model = opened.model;
+    const Path way = opened.context.cache()->path();
     if (o.require_fused && way != Path::fused && way != Path::raw) {
         fail("--require-fused: '{}' runs on the {} path here", o.spec, name_of(way));
     }
-    Runner runner(o, model, std::move(context));
+    Runner runner(o, model, std::move(opened.context));
     if (o.chat) {
         runner.converse(text);
     } else {

@@ -1,0 +1,211 @@
+// kvmosaic eval passkey: whether a number hidden in a long text is found again through each cache.
+#include <cstdio>
+#include <map>
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "eval/passkey.h"
+#include "kvmosaic/app.h"
+
+namespace kvmosaic::tool {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Options {
+    std::string model, weights, json, resume;
+    eval::PasskeyOptions task;
+    bool force = false;
+    Common common;
+};
+
+constexpr const char* kKind = "kvmosaic passkey 1";
+
+ordered_json to_json(const eval::PasskeyResult& r) {
+    return {{"spec", r.spec},
+            {"canonical", r.canonical},
+            {"length", r.length},
+            {"depth", r.depth},
+            {"trial", r.trial},
+            {"key", r.key},
+            {"answer", r.answer},
+            {"hit", r.hit},
+            {"tokens", r.tokens},
+            {"true_bits", r.bits},
+            {"path", r.path},
+            {"isa", r.isa},
+            {"cache_bytes", r.cache_bytes}};
+}
+
+eval::PasskeyResult result_from(const ordered_json& j) {
+    eval::PasskeyResult r;
+    j.at("spec").get_to(r.spec);
+    j.at("canonical").get_to(r.canonical);
+    j.at("length").get_to(r.length);
+    j.at("depth").get_to(r.depth);
+    j.at("trial").get_to(r.trial);
+    j.at("key").get_to(r.key);
+    j.at("answer").get_to(r.answer);
+    j.at("tokens").get_to(r.tokens);
+    j.at("true_bits").get_to(r.bits);
+    j.at("cache_bytes").get_to(r.cache_bytes);
+    j.at("path").get_to(r.path);
+    j.at("isa").get_to(r.isa);
+    r.hit = eval::holds_key(r.answer, r.key); // from what was said, not from what was concluded then
+    return r;
+}
+
+// JSON lines: the first says what they are of, each other one is a result. An unfinished last line is dropped.
+class Lines {
+public:
+    Lines(std::string path, const ordered_json& head) : path_(std::move(path)), text_(head.dump() + "\n") {
+        if (path_.empty() || !eval::exists(path_)) return;
+        const std::string old = take(eval::read_file(path_));
+        size_t at = 0;
+        for (int number = 1; at < old.size(); ++number) {
+            const size_t end = old.find('\n', at);
+            if (end == std::string::npos) break;
+            read(old.substr(at, end - at), number, head);
+            at = end + 1;
+        }
+        if (at == 0 && !old.empty()) bad_usage("--resume {}: is not a file of passkey results; name a new file", path_);
+    }
+    Status add(const eval::PasskeyResult& result) {
+        if (path_.empty()) return {};
+        text_ += line(result);
+        return eval::write_file(path_, text_);
+    }
+    std::vector<eval::PasskeyResult> found;
+
+private:
+    static std::string line(const eval::PasskeyResult& result) {
+        return to_json(result).dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    }
+    void read(const std::string& text, int number, const ordered_json& head) {
+        const ordered_json j = ordered_json::parse(text, nullptr, false);
+        if (number == 1) {
+            if (!j.is_object() || !j.contains("kind") || j["kind"] != kKind) {
+                bad_usage("--resume {}: is not a file of passkey results; name a new file", path_);
+            }
+            for (const auto& [field, value] : head.items()) {
+                if (j.contains(field) && j[field] == value) continue;
+                bad_usage("--resume {}: belongs to another run ({} is {} there, {} here); name a new file", path_,
+                          field, j.contains(field) ? j[field].dump() : "not", value.dump());
+            }
+            return;
+        }
+        try {
+            found.push_back(result_from(j));
+            text_ += line(found.back());
+        } catch (const nlohmann::json::exception& bad) {
+            fail("--resume {}, line {}: is not a result: {}", path_, number, bad.what());
+        }
+    }
+    std::string path_, text_;
+};
+
+struct Count {
+    int hits = 0, trials = 0;
+    double bits = 0;
+    void add(const eval::PasskeyResult& r) { hits += r.hit, ++trials, bits += r.bits; }
+};
+
+void passkey(const Options& o) {
+    check_specs(o.task.specs);
+    check_new_file("--json", o.json, o.force);
+    check_new_file("--resume", o.resume, true);
+    check(eval::validate(o.task, 0));
+    const Prepared prepared = prepare_model(o.model, o.weights, o.common);
+    check(eval::validate(o.task, prepared.model.trained_context()));
+    const ordered_json head{{"kind", kKind},
+                            {"model_sha256", prepared.sha256},
+                            {"weights", prepared.weights},
+                            {"version", KVMOSAIC_VERSION},
+                            {"seed", o.task.seed},
+                            {"ubatch", o.task.ubatch}};
+    Lines lines(o.resume, head);
+    std::vector<eval::PasskeyResult> results = lines.found;
+    eval::PasskeyOptions task = o.task;
+    task.threads = o.common.threads;
+    ProgressBar bar;
+    check(eval::passkey(
+        prepared.model, task, &results, [&](const eval::PasskeyResult& r) { return lines.add(r); }, bar.receiver()));
+    bar.finish();
+
+    ordered_json out = head;
+    out["model"] = prepared.source;
+    out["rows"] = ordered_json::array();
+    out["results"] = ordered_json::array();
+    std::string table = fmt::format("{:<24}  {:>6}", "cache", "bits");
+    for (const int32_t length : o.task.lengths)
+        table += fmt::format("  {:>10}", fmt::format("at {}", length));
+    table += fmt::format("  {:>10}\n", "all");
+    std::vector<std::string> specs{"f16"};
+    for (const std::string& spec : o.task.specs)
+        if (spec != "f16") specs.push_back(spec);
+    for (const std::string& spec : specs) {
+        const std::string canonical = take(open_method(spec))->spec();
+        Count all;
+        std::map<int32_t, Count> by_length;
+        for (const int32_t length : o.task.lengths) {
+            for (const double depth : o.task.depths) {
+                Count cell;
+                for (const eval::PasskeyResult& r : results) {
+                    if (r.canonical != canonical || r.length != length || r.depth != depth || r.trial >= task.trials)
+                        continue;
+                    cell.add(r), all.add(r), by_length[length].add(r);
+                    out["results"].push_back(to_json(r));
+                }
+                out["rows"].push_back({{"spec", spec},
+                                       {"length", length},
+                                       {"depth", depth},
+                                       {"hits", cell.hits},
+                                       {"trials", cell.trials},
+                                       {"true_bits", cell.bits / cell.trials}});
+            }
+        }
+        table += fmt::format("{:<24}  {:>6.2f}", spec, all.bits / all.trials);
+        for (const int32_t length : o.task.lengths)
+            table += fmt::format("  {:>10}", fmt::format("{}/{}", by_length[length].hits, by_length[length].trials));
+        table += fmt::format("  {:>10}\n", fmt::format("{}/{}", all.hits, all.trials));
+    }
+    if (o.json != "-") fmt::print("{} ({} weights): keys found\n{}", prepared.source, prepared.weights, table);
+    if (!o.json.empty()) write_json(o.json, out.dump(2, ' ', false, ordered_json::error_handler_t::replace), o.force);
+}
+
+} // namespace
+
+void add_passkey(CLI::App& eval) {
+    auto o = std::make_shared<Options>();
+    CLI::App* verb = eval.add_subcommand("passkey", "find a number hidden in a long text, through each cache");
+    verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
+    verb->add_option("--cache", o->task.specs, "cache spec; repeat for more rows (f16 is always there)")
+        ->required()
+        ->allow_extra_args(false);
+    verb->add_option("--lengths", o->task.lengths, "tokens of a prompt, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+    verb->add_option("--depths", o->task.depths, "where the key lies, 0 to 1, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str();
+    verb->add_option("--trials", o->task.trials, "keys for each length and depth")->capture_default_str();
+    verb->add_option("--seed", o->task.seed, "of keys and texts")->capture_default_str();
+    verb->add_option("--ubatch", o->task.ubatch, "tokens a step")->check(CLI::Range(1, 4096))->capture_default_str();
+    add_weights(verb, &o->weights);
+    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
+    verb->add_option("--resume", o->resume, "keep each answer as a JSON line in this file, and go on from it");
+    verb->add_flag("--force", o->force, "replace an existing --json file");
+    add_common(verb, &o->common);
+    verb->footer(
+        "Examples\n"
+        "  kvmosaic eval passkey -m tiny --cache mixkvq --cache kivi:bits=2\n"
+        "  kvmosaic eval passkey -m small --cache mixkvq --lengths 512,1024 --depths 0,0.5,1 --trials 10 "
+        "--resume keys.jsonl\n"
+        "The text is made by this program; the answer is decoded greedily, each token seeing what it would see\n"
+        "alone, and counts when a run of digits in it is the key, digit for digit. JSON: docs/json.md.");
+    verb->callback([o] { passkey(*o); });
+}
+
+} // namespace kvmosaic::tool
