@@ -40,6 +40,36 @@ OptionInfo bits_option(const char* name, const char* help, const char* fallback)
     return {.name = name, .fallback = fallback, .choices = {"1", "2", "3", "4", "6", "8"}, .help = help};
 }
 
+OptionInfo calib_option() {
+    return {.name = "calib",
+            .kind = OptionInfo::Kind::text,
+            .fallback = "",
+            .help = "the model's calibration file, as the program's verb calibrate writes it"};
+}
+
+Result<Calibration> open_calibration(const OptionValues& values, const MethodInfo& info) {
+    Result<Calibration> file = read_calibration(values.text("calib"));
+    Status s = file ? file->fits(info.name) : file.status();
+    if (!s) return Status(s.code(), info.name + ": calib: " + s.message());
+    return file;
+}
+
+Result<std::vector<uint16_t>> read_order(const Calibration& file, const std::string& name, int32_t layer, int32_t head,
+                                         Side side, int64_t count) {
+    const auto values = file.need(name, layer, head, side, count);
+    if (!values) return values.status();
+    std::vector<uint16_t> order;
+    std::vector<bool> seen(static_cast<size_t>(count));
+    for (const float x : **values) {
+        const bool whole = x >= 0.0f && x < float(count) && x == float(int64_t(x));
+        if (!whole || seen[size_t(x)])
+            return file.wrong(name, layer, head, side, "is no permutation of 0 to " + std::to_string(count - 1));
+        seen[size_t(x)] = true;
+        order.push_back(uint16_t(x));
+    }
+    return order;
+}
+
 ParamType params_of(const OptionValues& values) {
     const std::string& name = values.text("params");
     return name == "bf16" ? ParamType::bf16 : name == "f8e4m3" ? ParamType::f8e4m3 : ParamType::f16;
@@ -68,8 +98,8 @@ StoreSpec token_store(StoreKind kind, GridRule rule, uint8_t bits, int32_t group
     spec.rule = rule;
     spec.bits = bits;
     spec.axis = Axis::channels;
-    const int32_t whole = (dim + kLaneBlock - 1) / kLaneBlock * kLaneBlock; // groups come in lane blocks
-    spec.group = uint16_t(std::min(group, whole));
+    // Groups come in lane blocks.
+    spec.group = uint16_t((std::min(group, dim) + kLaneBlock - 1) / kLaneBlock * kLaneBlock);
     spec.params = params;
     return spec;
 }

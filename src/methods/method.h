@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kvmosaic/calibration.h"
 #include "kvmosaic/method.h"
 
 namespace kvmosaic {
@@ -24,6 +25,14 @@ OptionInfo params_option();
 OptionInfo choice_option(const char* name, std::vector<std::string> choices, const char* help); // default: the first
 OptionInfo bits_option(const char* name, const char* help, const char* fallback = "2");         // 1, 2, 3, 4, 6, 8
 OptionInfo switch_option(const char* name, const char* fallback, const char* help);             // 0, 1
+
+OptionInfo calib_option(); // for methods whose info says `calibrated`
+
+// The file of the option calib; refused if it is damaged or of another method.
+Result<Calibration> open_calibration(const OptionValues& values, const MethodInfo& info);
+// An array of whole numbers: `count` of them that are a permutation of 0 .. count - 1.
+Result<std::vector<uint16_t>> read_order(const Calibration& file, const std::string& name, int32_t layer, int32_t head,
+                                         Side side, int64_t count);
 
 ParamType params_of(const OptionValues& values);
 StoreSpec raw_store(RawType type);
