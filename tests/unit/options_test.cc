@@ -122,7 +122,8 @@ TEST(Options, HelpShowsEveryOption) {
         for (const OptionInfo& option : info->options) {
             EXPECT_NE(help.find("  " + option.name + "="), std::string::npos) << help;
             EXPECT_NE(help.find(option.help), std::string::npos) << help;
-            EXPECT_NE(help.find(allowed_text(option) + "; default " + option.fallback), std::string::npos) << help;
+            const std::string otherwise = option.fallback.empty() ? "must be given" : "default " + option.fallback;
+            EXPECT_NE(help.find(allowed_text(option) + "; " + otherwise), std::string::npos) << help;
         }
     }
 }
