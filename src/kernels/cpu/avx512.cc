@@ -53,6 +53,14 @@ inline void store_f16(uint8_t* to, F x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 }
 
+template <bool WIDE>
+inline F look_up(const F* part, U code) {
+    const F low = (F)_mm256_permutevar8x32_ps((__m256)part[0], (__m256i)code);
+    if constexpr (!WIDE) return low;
+    const F high = (F)_mm256_permutevar8x32_ps((__m256)part[1], (__m256i)code);
+    return (F)_mm256_blendv_ps((__m256)low, (__m256)high, (__m256)(code << 28));
+}
+
 inline void in_register(V& x) { asm("" : "+v"(x)); }
 
 #include "kernels/cpu/table.inc"

@@ -60,6 +60,14 @@ inline void store_f16(uint8_t* to, F x) {
     __builtin_memcpy(to, half, sizeof(half));
 }
 
+template <bool WIDE>
+inline F look_up(const F* part, U code) {
+    F v = {};
+    for (int i = 0; i < kLanes; ++i)
+        v[i] = part[code[i] / kLanes][code[i] % kLanes];
+    return v;
+}
+
 inline void in_register(V&) {}
 
 #include "kernels/cpu/table.inc"

@@ -161,6 +161,12 @@ Grid fit(const PageLayout& page, int bits, int32_t n, At x, Apart apart, int* co
 
 // ---- outliers of a token ----
 
+uint8_t* outlier_at(const PageLayout& page, int32_t token, int32_t i, const uint8_t* bytes) {
+    return const_cast<uint8_t*>(bytes) + page.outlier_offset + (int64_t(token) * page.outliers + i) * 4;
+}
+
+} // namespace
+
 // channels: [page.outliers], ascending. Where each value has been scaled to a nominal [-1, 1], the largest |x| beyond
 // it; else the ends of the row: the largest and smallest in turn. Equal values go to the lower channel.
 void find_outliers(const PageLayout& page, const float* row, uint16_t* channels) {
@@ -186,9 +192,15 @@ void find_outliers(const PageLayout& page, const float* row, uint16_t* channels)
         channels[n++] = kNoChannel;
 }
 
-uint8_t* outlier_at(const PageLayout& page, int32_t token, int32_t i, const uint8_t* bytes) {
-    return const_cast<uint8_t*>(bytes) + page.outlier_offset + (int64_t(token) * page.outliers + i) * 4;
+void put_outliers(const PageLayout& page, const float* row, const uint16_t* channels, int32_t token, uint8_t* bytes) {
+    for (int32_t i = 0; i < page.outliers; ++i) {
+        uint8_t* at = outlier_at(page, token, i, bytes);
+        at[0] = uint8_t(channels[i] & 0xFF), at[1] = uint8_t(channels[i] >> 8);
+        store(RawType::f16, at + 2, 0, channels[i] == kNoChannel ? 0.0f : row[channels[i]]);
+    }
 }
+
+namespace {
 
 // ---- groups of channels of one token ----
 
@@ -219,11 +231,7 @@ void encode_token(const PageLayout& page, const float* row, int32_t token, uint8
         for (int32_t c = lo; c < hi; ++c)
             put_code(page, tier, lane_of(page, token, c), depth_of(page, token, c), codes[c - lo], bytes);
     }
-    for (int32_t i = 0; i < page.outliers; ++i) {
-        uint8_t* at = outlier_at(page, token, i, bytes);
-        at[0] = uint8_t(apart[i] & 0xFF), at[1] = uint8_t(apart[i] >> 8);
-        store(RawType::f16, at + 2, 0, apart[i] == kNoChannel ? 0.0f : row[apart[i]]);
-    }
+    put_outliers(page, row, apart, token, bytes);
 }
 
 void restore_token(const PageLayout& page, const uint8_t* bytes, int32_t token, float* out) {
