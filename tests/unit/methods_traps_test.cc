@@ -235,6 +235,28 @@ TEST(MethodTraps, PublishedTrueBits) {
     }
 }
 
+// The figures of docs/methods.md at D = 64 that padding moves: 56 channels of 2 bits take the places of 64; a raw scale
+// and offset for half as many values.
+TEST(MethodTraps, TrueBitsOfSmallHeads) {
+    const ModelShape shape = test::one_layer(8, 4, 64);
+    for (const auto& [spec, key, value] :
+         {std::tuple("kitty", 2.84375, 2.5), std::tuple("kitty:variant=pro", 2.8125, 2.5),
+          std::tuple("pnmix", 2.25, 2.5), std::tuple("innerq", 3.5, 3.5), std::tuple("turboquant:skip=0", 4.25, 4.5),
+          std::tuple("skvq", 2.25, 2.25), std::tuple("skvq:v=1.5", 2.25, 1.90625), std::tuple("rotatekv", 2.5, 2.5),
+          std::tuple("kvquant", 3.5, 4.0)}) {
+        const auto method = open(calibrations::with_file(spec, shape));
+        SidePlan plan = method->initial(Side::key, 0, 0, 64);
+        const std::vector<float> rows(128 * 64, 1.0f);
+        PlanInput in;
+        in.rows = rows.data();
+        in.count = 128;
+        in.dim = 64;
+        method->plan(in, &plan);
+        EXPECT_EQ(layout(plan.store, Side::key, 64, plan.ladder).true_bits(), key) << spec;
+        EXPECT_EQ(layout(method->initial(Side::value, 0, 0, 64).store, Side::value, 64).true_bits(), value) << spec;
+    }
+}
+
 // bits(T) = (16 (S + r) + b (T - S - r)) / T: raw rows dominate short contexts, and PN-Mix's quoted 2.26 holds its 32.
 TEST(MethodTraps, RawRowsAreCounted) {
     const ModelShape shape = test::one_layer(2, 1, 128);
