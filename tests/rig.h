@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvmosaic/cache.h"
+#include "unit/methods_calibration.h"
 
 namespace kvmosaic::test {
 
@@ -27,8 +28,11 @@ struct Tensor { // [rows][heads][dim]
 inline ModelShape one_layer(int32_t heads, int32_t kv_heads, int32_t dk, int32_t dv = 0, int32_t layers = 1) {
     ModelShape shape;
     shape.name = "test";
+    Rope rope;
+    rope.known = rope.halves = true;
+    rope.rotary = dk / 2 * 2;
     for (int32_t i = 0; i < layers; ++i)
-        shape.layers.push_back({heads, kv_heads, dk, dv ? dv : dk});
+        shape.layers.push_back({heads, kv_heads, dk, dv ? dv : dk, rope});
     return shape;
 }
 
@@ -52,7 +56,7 @@ struct Text {
 
 inline std::unique_ptr<Cache> make(const ModelShape& shape, const std::string& spec, CacheOptions options = {}) {
     options.poison = true;
-    auto cache = Cache::create(shape, spec, options);
+    auto cache = Cache::create(shape, calibrations::with_file(spec, shape), options);
     EXPECT_TRUE(cache.ok()) << spec << ": " << cache.status().message();
     return cache.ok() ? std::move(*cache) : nullptr;
 }
@@ -148,7 +152,14 @@ inline std::vector<std::string> all_specs() {
             "kivi:bits=2,group=128,front=4",
             "mixkvq",
             "mixkvq:front=0,hi=2,mid=0.3",
-            "mixkvq:query=window,v=4,keep=32"};
+            "mixkvq:query=window,v=4,keep=32",
+            "kitty",
+            "pnmix",
+            "innerq",
+            "innerq:variant=hybrid,asym=4level,front=0,keep=100",
+            "turboquant:skip=0",
+            "q8_0",
+            "q4_0:hadamard=1,front=4"};
 }
 
 } // namespace kvmosaic::test

@@ -43,7 +43,6 @@ struct SideState {
     // forks, and never changed after `decided`.
     std::shared_ptr<SidePlan> frozen;
     bool decided = false;
-    bool defaulted = false; // decided by a step that was given up before it was written: the initial plan stands
 };
 
 struct Sequence {
@@ -84,6 +83,7 @@ struct Step {
     std::vector<StepSequence> sequences;
     std::vector<std::pair<int32_t, int32_t>> source; // [rows of the step] (sequence, its new row) that it reads
     std::vector<RowTile> tiles;
+    std::vector<uint8_t> written; // [L] whether the layer's rows arrived
     bool split = false;         // every span of the context is a work item of its own (few rows, long context)
     int64_t partial_stride = 0; // floats per item
     std::vector<float> partial; // states of split items
@@ -172,7 +172,7 @@ struct Cache::Impl {
     bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
     void make_tiles();
     void end_step();
-    void blank(Page* page, int32_t index);
+    void give_up(StepSequence& s, int32_t layer, Side side);
     void write_side(StepSequence& s, int32_t layer, int32_t first_head, Side side, RowsF32 q, RowsF32 x);
     void add_query(SideState& state, int32_t layer, RawType type, const float* q) const;
     void freeze(StepSequence& s, int32_t layer, int32_t head, Side side);

@@ -173,13 +173,10 @@ Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
                 }
                 if (s.slots.size() > slots) s.slots.resize(slots);
                 if (rows == 0) drop(s.front);
-                const bool waits = beyond < window(int32_t(layer), side).first;
-                if (beyond == 0 || (waits && s.defaulted)) { // the first page went: what rests on it begins anew
+                if (beyond == 0) { // the first page went: what rests on it begins anew
                     s.frozen.reset();
-                    s.decided = s.defaulted = false;
+                    s.decided = false;
                     drop(s.pins);
-                }
-                if (beyond == 0) {
                     std::fill(s.abs_sum.begin(), s.abs_sum.end(), 0.0f);
                     s.query_count = 0;
                 }

@@ -79,7 +79,7 @@ void get_array(Reader* r, size_t n, const char* field, std::vector<T>* values) {
 }
 
 void save_decided(Writer* w, const SideState& state, size_t row_bytes) {
-    const bool decided = state.frozen && state.decided && !state.defaulted;
+    const bool decided = state.frozen && state.decided;
     w->put(uint8_t(decided));
     if (!decided) return;
     const SidePlan& plan = *state.frozen;

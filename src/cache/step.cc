@@ -1,7 +1,6 @@
 // begin_step and end_step: which rows go where, and all memory that a step can need.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <set>
 
 #include "cache/impl.h"
@@ -235,6 +234,7 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
     }
     step.sequences = std::move(fresh.sequences);
     step.source = std::move(fresh.source);
+    step.written.assign(shape.layers.size(), 0);
     step.open = true;
     make_tiles();
     return {};
@@ -287,39 +287,46 @@ void Cache::Impl::make_tiles() {
         r.store(0, std::memory_order_relaxed);
 }
 
-// A step that was given up before this layer was written (a failed or cancelled graph) leaves reserved pages without a
-// plan. They become pages of zeros: the caller truncates the rows, but must find a cache that is whole.
-void Cache::Impl::blank(Page* page, int32_t index) {
-    const SidePlan& plan = plans[size_t(index)];
-    const PageLayout& raw = *raw_layouts[size_t(index)];
-    const std::vector<uint8_t> widths = method->widths(raw.side);
-    std::vector<uint16_t> channels(raw.dim);
-    std::iota(channels.begin(), channels.end(), uint16_t(0));
-    const Ladder ladder = Ladder::uniform(*std::min_element(widths.begin(), widths.end()), raw.dim);
-    const std::vector<float> zeros(size_t(kPageTokens) * raw.dim);
-    const PageLayout l = layout(plan.store, raw.side, raw.dim, ladder);
-    page->layout = intern(l);
-    std::memset(page->bytes(), 0, l.bytes);
-    table->encode(*page->layout, channels.data(), zeros.data(), 0, kPageTokens, page->bytes());
+// A step that ended before this layer was written (a failed or cancelled graph): nothing of it is packed, rows that
+// were there before stay what they were, the new ones are zeros. The caller truncates them, but finds a cache that is
+// whole.
+void Cache::Impl::give_up(StepSequence& s, int32_t layer, Side side) {
+    const int64_t before = s.old_packed[packed_index(layer, side)];
+    int64_t& packed = s.seq->packed[packed_index(layer, side)];
+    for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head) {
+        const int32_t index = side_index(layer, head, side);
+        SideState& state = s.seq->sides[size_t(index)];
+        const size_t row_bytes = size_t(raw_layouts[size_t(index)]->dim) * bytes_of(plans[size_t(index)].raw);
+        for (int64_t row = s.old_rows; row < s.seq->rows(); ++row)
+            std::memset(raw_row(index, state, row), 0, row_bytes);
+        for (int64_t page = (before + kPageTokens - 1) / kPageTokens; page * kPageTokens < packed; ++page)
+            drop(state.slots[size_t(page)].packed);
+        if (state.frozen && !state.decided) {
+            state.frozen.reset();
+            drop(state.pins);
+        }
+    }
+    packed = before;
 }
 
 void Cache::Impl::end_step() {
     if (!step.open) return;
     step.open = false;
     for (StepSequence& s : step.sequences)
-        for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer)
+        for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {
+            if (shape.layers[size_t(layer)].has_kv() && !step.written[size_t(layer)])
+                for (const Side side : {Side::key, Side::value})
+                    give_up(s, layer, side);
             for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
                 for (const Side side : {Side::key, Side::value}) {
                     const int64_t before = s.old_packed[packed_index(layer, side)];
                     const int64_t now = s.seq->packed[packed_index(layer, side)];
                     if (now == before) continue;
                     SideState& state = s.seq->sides[size_t(side_index(layer, head, side))];
-                    if (state.frozen && !state.decided) state.decided = state.defaulted = true;
                     for (int64_t i = before / kPageTokens; i < now / kPageTokens; ++i)
                         drop(state.slots[size_t(i)].raw);
                     for (int64_t i = before / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {
                         Page*& page = state.slots[size_t(i)].packed;
-                        if (!page->layout) blank(page, side_index(layer, head, side));
                         const uint32_t bytes = page->layout->bytes;
                         if (page->block == Arena::rounded(sizeof(Page) + bytes)) continue;
                         Page* exact = new_page(page->layout, bytes, false);
@@ -329,6 +336,7 @@ void Cache::Impl::end_step() {
                         page = exact;
                     }
                 }
+        }
     arena.trim();
     step.sequences.clear();
     step.tiles.clear();

