@@ -15,6 +15,63 @@ struct Case {
     std::vector<uint16_t> channels;
 };
 
+// The other rules, axes and kinds, one of each that a method uses.
+std::vector<Case> other_cases(int32_t dim) {
+    static const float book[16] = {-2.73f, -2.07f, -1.62f, -1.26f, -0.94f, -0.66f, -0.39f, -0.13f,
+                                   0.13f,  0.39f,  0.66f,  0.94f,  1.26f,  1.62f,  2.07f,  2.73f};
+    static const uint16_t edges[5] = {0, 13, 30, 50, 64}, wide_edges[5] = {0, 25, 61, 99, 128};
+    const std::string d = "/D" + std::to_string(dim);
+    std::vector<Case> all;
+    StoreSpec spec;
+    spec.kind = StoreKind::grid;
+    const auto add = [&](const std::string& name, Side side) {
+        all.push_back({name_of(side) + std::string("/") + name + "/b" + std::to_string(spec.bits) + d,
+                       layout(spec, side, dim),
+                       {}});
+    };
+    for (int bits : {2, 3, 4, 8}) {
+        spec.bits = uint8_t(bits);
+        spec.rule = GridRule::asym;
+        spec.axis = Axis::channels, spec.group = 32;
+        add("token-asym", Side::key);
+        spec.rule = GridRule::symmetric;
+        add("token-symmetric", Side::key);
+        spec.axis = Axis::tokens;
+        add("along-symmetric", Side::value);
+        spec.rule = GridRule::hybrid_4level;
+        add("along-hybrid", Side::value);
+    }
+    spec.axis = Axis::channels, spec.rule = GridRule::extreme, spec.bits = 4, spec.group = 32;
+    add("token-extreme", Side::key);
+    add("token-extreme", Side::value);
+    spec.rule = GridRule::integer, spec.bits = 2, spec.clip = 0.8f, spec.group = 128;
+    add("token-integer", Side::key);
+    spec.rule = GridRule::asym, spec.clip = 0.92f;
+    spec.edges = dim == 64 ? edges : wide_edges;
+    spec.edge_groups = 4;
+    for (Side side : {Side::key, Side::value})
+        add("edges", side);
+    spec.levels = 3;
+    for (Side side : {Side::key, Side::value})
+        add("edges-3levels", side);
+    spec.edge_groups = 0;
+    for (Side side : {Side::key, Side::value})
+        add("token-3levels", side);
+    spec = StoreSpec();
+    spec.kind = StoreKind::codebook;
+    spec.book = book;
+    spec.bits = 4, spec.axis = Axis::channels, spec.group = uint16_t(dim);
+    for (Side side : {Side::key, Side::value}) {
+        spec.rule = GridRule::codebook_norm, spec.outliers = 0;
+        add("book-norm", side);
+        spec.rule = GridRule::codebook_range, spec.outliers = 2;
+        add("book-range-2", side);
+    }
+    spec.rule = GridRule::codebook_fixed;
+    add("book-fixed-2", Side::key);
+    return all;
+}
+
 std::vector<Case> cases(int32_t dim) {
     std::vector<Case> all;
     const std::string d = "/D" + std::to_string(dim);
@@ -33,6 +90,8 @@ std::vector<Case> cases(int32_t dim) {
             }
         }
     }
+    for (Case& c : other_cases(dim))
+        all.push_back(std::move(c));
     StoreSpec spec;
     spec.kind = StoreKind::tiered;
     spec.group = 128;
@@ -120,7 +179,8 @@ void register_codecs(const kernels::Table& table) {
                                          [&table, c](benchmark::State& s) { encode(s, table, c, kPageTokens); });
             benchmark::RegisterBenchmark(name("restore", c.name).c_str(),
                                          [&table, c](benchmark::State& s) { restore(s, table, c); });
-            if (c.page.side == Side::value && c.page.tiers[0].bits == 2)
+            const bool in_token = (c.page.side == Side::key) == c.page.along_depth;
+            if (in_token && (c.page.tiers[0].bits == 2 || c.page.book != nullptr))
                 benchmark::RegisterBenchmark(name("encode_single", c.name).c_str(),
                                              [&table, c](benchmark::State& s) { encode(s, table, c, 1); });
         }

@@ -165,8 +165,6 @@ uint8_t* outlier_at(const PageLayout& page, int32_t token, int32_t i, const uint
     return const_cast<uint8_t*>(bytes) + page.outlier_offset + (int64_t(token) * page.outliers + i) * 4;
 }
 
-} // namespace
-
 // channels: [page.outliers], ascending. Where each value has been scaled to a nominal [-1, 1], the largest |x| beyond
 // it; else the ends of the row: the largest and smallest in turn. Equal values go to the lower channel.
 void find_outliers(const PageLayout& page, const float* row, uint16_t* channels) {
@@ -191,6 +189,8 @@ void find_outliers(const PageLayout& page, const float* row, uint16_t* channels)
     while (n < k)
         channels[n++] = kNoChannel;
 }
+
+} // namespace
 
 void put_outliers(const PageLayout& page, const float* row, const uint16_t* channels, int32_t token, uint8_t* bytes) {
     for (int32_t i = 0; i < page.outliers; ++i) {

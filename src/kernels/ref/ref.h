@@ -10,9 +10,7 @@ void encode(const PageLayout& page, const uint16_t* channels, const float* rows,
             uint8_t* bytes);
 void restore(const PageLayout& page, const uint8_t* bytes, int32_t first, int32_t n, float* out, int64_t stride);
 
-// The channels of a token that a page keeps apart, ascending; 0xFFFF in slots that are left over. channels:
-// [page.outliers]. And their slots.
-void find_outliers(const PageLayout& page, const float* row, uint16_t* channels);
+// Writes the slots of the values that a page keeps apart. channels: [page.outliers], ascending, 0xFFFF in empty slots.
 void put_outliers(const PageLayout& page, const float* row, const uint16_t* channels, int32_t token, uint8_t* bytes);
 
 void load_raw(RawType type, const uint8_t* rows, int32_t n, int32_t dim, float* out, int64_t stride);
