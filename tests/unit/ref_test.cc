@@ -1,5 +1,5 @@
 // The reference kernels against values worked out by hand.
-#include "unit/codec_util.h"
+#include "unit/codec_rules.h"
 
 namespace kvmosaic {
 namespace {
@@ -44,6 +44,117 @@ TEST(Ref, CodesComeFromTheStoredScale) {
     EXPECT_EQ(back[1], 3.0f * s);
     EXPECT_EQ(back[2], s);
     EXPECT_EQ(back[3], 2.0f * s);
+}
+
+// One group by hand, x = -1, -0.2, 0.4, 3, as the second of two unequal groups: codes and values of every rule.
+TEST(Ref, OneGroupUnderEveryRule) {
+    static const uint16_t edges[3] = {0, 4, 8};
+    static const float book[4] = {-1.0f, -0.25f, 0.25f, 0.75f};
+    struct Want {
+        GridRule rule;
+        int bits, levels;
+        float clip;
+        std::vector<float> values; // exact where the numbers are
+        float s;                   // as stored
+    };
+    const float seventh = f16_to_f32(f32_to_f16(4.0f / 7.0f)), third = f16_to_f32(f32_to_f16(4.0f / 3.0f));
+    const std::vector<Want> all = {
+        {GridRule::asym, 3, 0, 1.0f, {-1.0f, -1.0f + seventh, -1.0f + 2 * seventh, -1.0f + 7 * seventh}, seventh},
+        {GridRule::asym, 2, 0, 1.0f, {-1.0f, -1.0f + third, -1.0f + third, -1.0f + 3 * third}, third},
+        {GridRule::asym, 1, 0, 1.0f, {-1.0f, -1.0f, -1.0f, 3.0f}, 4.0f},
+        {GridRule::asym, 2, 3, 1.0f, {-1.0f, -1.0f, 1.0f, 3.0f}, 2.0f},
+        {GridRule::asym, 1, 0, 0.5f, {-0.5f, -0.5f, -0.5f, 1.5f}, 2.0f},
+        {GridRule::midpoint, 1, 0, 1.0f, {0.0f, 0.0f, 0.0f, 2.0f}, 2.0f},
+        {GridRule::integer, 1, 0, 1.0f, {0.0f, 0.0f, 0.0f, 4.0f}, 4.0f}, // -1 / 4 is no whole step: n = 0
+        {GridRule::integer, 2, 3, 1.0f, {}, 0.0f},                       // no such page
+        {GridRule::symmetric, 3, 0, 1.0f, {-1.0f, 0.0f, 0.0f, 3.0f}, 1.0f},
+        {GridRule::symmetric, 2, 0, 1.0f, {0.0f, 0.0f, 0.0f, 3.0f}, 3.0f},
+        {GridRule::symmetric, 2, 3, 1.0f, {0.0f, 0.0f, 0.0f, 3.0f}, 3.0f},
+        {GridRule::extreme, 2, 0, 1.0f, {-1.5f, 0.0f, 0.0f, 3.0f}, -1.5f},   // -1 / 1.5 rounds to one step
+        {GridRule::hybrid_1bit, 2, 0, 1.0f, {0.0f, 0.0f, 0.0f, 3.0f}, 3.0f}, // 1.6 against 2.2
+        {GridRule::codebook_range, 2, 0, 1.0f, {-1.0f, 0.5f, 0.5f, 2.5f}, 2.0f},
+        {GridRule::codebook_fixed, 2, 0, 1.0f, {-1.0f, -0.25f, 0.25f, 0.75f}, 1.0f},
+    };
+    const float x[8] = {5.0f, 5.0f, 5.0f, 5.0f, -1.0f, -0.2f, 0.4f, 3.0f};
+    for (const Want& want : all) {
+        StoreSpec spec = grid_spec(Side::value, want.bits, 8);
+        spec.rule = want.rule, spec.levels = uint8_t(want.levels), spec.clip = want.clip;
+        spec.edges = edges, spec.edge_groups = 2;
+        if (want.rule >= GridRule::codebook_norm) spec.kind = StoreKind::codebook, spec.book = book;
+        if (want.values.empty()) {
+            EXPECT_FALSE(validate(spec, Side::value, 8));
+            continue;
+        }
+        for (Side side : {Side::key, Side::value}) {
+            ASSERT_TRUE(validate(spec, side, 8)) << validate(spec, side, 8).message();
+            const PageLayout page = layout(spec, side, 8);
+            for (const kernels::Table* table : tables()) {
+                Page bytes(page);
+                float back[8];
+                table->encode(page, nullptr, x, 77, 1, bytes.bytes());
+                table->restore(page, bytes.bytes(), 77, 1, back, 8);
+                const std::string what = std::string(table->isa) + " " + testing::name_of(want.rule) + " bits " +
+                                         std::to_string(want.bits) + " levels " + std::to_string(want.levels);
+                for (int i = 0; i < 4; ++i)
+                    EXPECT_EQ(back[4 + i], want.values[size_t(i)]) << what << " " << i;
+                if (page.has_scales()) {
+                    EXPECT_EQ(scale_at(bytes, 1, 77), want.s) << what;
+                }
+            }
+        }
+    }
+}
+
+// Outliers: the largest, the smallest, the second largest; ties to the lower channel; beyond 1 alone under fixed
+// scales.
+TEST(Ref, OutliersByHand) {
+    static const float book[2] = {-0.5f, 0.5f};
+    const auto slots = [](const StoreSpec& spec, const std::vector<float>& x) {
+        const PageLayout page = layout(spec, Side::value, int32_t(x.size()));
+        std::vector<std::vector<int>> all;
+        for (const kernels::Table* table : tables()) {
+            Page bytes(page);
+            table->encode(page, nullptr, x.data(), 3, 1, bytes.bytes());
+            std::vector<int> found;
+            for (uint32_t i = 0; i < page.outliers; ++i) {
+                const uint8_t* at = bytes.bytes() + page.outlier_offset + (3u * page.outliers + i) * 4;
+                found.push_back(at[0] | at[1] << 8);
+                const float value = load(RawType::f16, at + 2, 0);
+                EXPECT_EQ(value, found.back() == 0xFFFF ? 0.0f : x[size_t(found.back())]) << table->isa;
+            }
+            std::vector<float> back(x.size());
+            table->restore(page, bytes.bytes(), 3, 1, back.data(), page.dim);
+            for (int c : found)
+                if (c != 0xFFFF) {
+                    EXPECT_EQ(back[size_t(c)], x[size_t(c)]) << table->isa;
+                }
+            all.push_back(found);
+        }
+        for (const std::vector<int>& found : all)
+            EXPECT_EQ(found, all.front());
+        return all.front();
+    };
+    StoreSpec spec = grid_spec(Side::value, 1, 8);
+    spec.kind = StoreKind::codebook;
+    spec.book = book;
+    spec.rule = GridRule::codebook_range;
+    const std::vector<float> x = {1.0f, 4.0f, -2.0f, 4.0f, 3.0f, -2.0f, 0.0f, 2.0f};
+    using Channels = std::vector<int>;
+    spec.outliers = 1;
+    EXPECT_EQ(slots(spec, x), (Channels{1}));
+    spec.outliers = 2;
+    EXPECT_EQ(slots(spec, x), (Channels{1, 2}));
+    spec.outliers = 3;
+    EXPECT_EQ(slots(spec, x), (Channels{1, 2, 3}));
+    spec.outliers = 4;
+    EXPECT_EQ(slots(spec, x), (Channels{1, 2, 3, 5}));
+    spec.outliers = 10; // all of them, and two empty slots
+    EXPECT_EQ(slots(spec, x), (Channels{0, 1, 2, 3, 4, 5, 6, 7, 0xFFFF, 0xFFFF}));
+    spec.rule = GridRule::codebook_fixed;
+    EXPECT_EQ(slots(spec, x), (Channels{1, 2, 3, 4, 5, 7, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF}));
+    spec.outliers = 2;
+    EXPECT_EQ(slots(spec, x), (Channels{1, 3}));
+    EXPECT_EQ(slots(spec, {0.5f, -1.0f, 1.0f, 0.0f, -1.5f, 0.25f, 0.0f, 0.0f}), (Channels{4, 0xFFFF}));
 }
 
 TEST(Ref, RawChannelsAreF16Exactly) {
