@@ -44,6 +44,31 @@ TEST(Transform, HadamardIsTheMatrixOfSigns) {
     }
 }
 
+// The plain loop of the header's words, bit by bit: whatever vectors the machine has.
+TEST(Transform, HadamardHasOneOrderOfSums) {
+    for (int32_t n : {1, 2, 4, 8, 16, 20, 32, 64, 80, 96, 112, 128, 192, 256, 512, 1024}) {
+        const std::vector<float> x = numbers(n, uint64_t(n) + 7);
+        std::vector<float> got = x, want = x;
+        hadamard(got.data(), n);
+        size_t at = 0;
+        for (int32_t block : blocks_of(n)) {
+            for (int32_t half = 1; half < block; half *= 2) {
+                for (int32_t i = 0; i < block; ++i) {
+                    if (i & half) continue;
+                    const float a = want[at + size_t(i)], b = want[at + size_t(i + half)];
+                    want[at + size_t(i)] = a + b;
+                    want[at + size_t(i + half)] = a - b;
+                }
+            }
+            const float norm = float(1.0 / std::sqrt(double(block)));
+            for (int32_t i = 0; i < block; ++i)
+                want[at + size_t(i)] *= norm;
+            at += size_t(block);
+        }
+        ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << n;
+    }
+}
+
 // By hand, with exact numbers: the order of the butterflies and the factor.
 TEST(Transform, HadamardOfFour) {
     float x[4] = {1.0f, 2.0f, 3.0f, 5.0f};
