@@ -27,9 +27,9 @@ struct Table {
     const char* isa;
 
     // Encodes `n` rows of a page. rows: [n][dim] fp32, finite, in token order, to become rows first .. first + n - 1.
-    // Key pages: first and n are multiples of the group, or the rows complete the page. Value pages: any n.
-    // `channels`: [dim] ladder order for tiered layouts, null for grid. The page was zeroed when it was opened.
-    // Numerics contract: DESIGN.md section 9; codes and metadata equal the reference bit for bit.
+    // Groups of tokens: first and n are multiples of the group, or the rows complete the page. Groups of channels: any
+    // n. `channels`: [dim] ladder order for tiered layouts with a map; not read otherwise. The page was zeroed when it
+    // was opened. Numerics contract: docs/numerics.md; codes and metadata equal the reference bit for bit.
     void (*encode)(const PageLayout& page, const uint16_t* channels, const float* rows, int32_t first, int32_t n,
                    uint8_t* bytes);
     // Decodes rows first .. first + n - 1 to fp32, channels in model order. out: [n][stride], dim values a row.
