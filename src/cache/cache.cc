@@ -53,7 +53,7 @@ Status check(const SidePlan& plan, int32_t layer, Side side, int32_t dim) {
     const Window& w = plan.window;
     if (w.front < 0 || w.front > 4096)
         return bad_window(layer, side, "front=" + std::to_string(w.front) + " is outside 0..4096");
-    if (w.keep < 0 || w.keep > 65536)
+    if (w.keep < 0 || w.keep > 65536 + kPageTokens)
         return bad_window(layer, side, "keep=" + std::to_string(w.keep) + " is outside 0..65536");
     if (w.flush < 0 || w.flush > kPageTokens || (w.flush > 0 && kPageTokens % w.flush != 0))
         return bad_window(layer, side,

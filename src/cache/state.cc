@@ -5,7 +5,7 @@
 //   u64 rows, i32 positions[rows], L x (u64 packed key, value), then for every layer, KV head and side:
 //     statistics (u32 D or 0, f32 sums[D], i64 count), what the sequence decided once (u8 1 or 0; if 1: u8 tiers,
 //     tiers x (u8 bits, u16 channels), u32 n + f32 shift[n], u32 n + f32 scale[n], u32 n + u16 order[n], u32 n + u16
-//     pinned[n], n raw rows), front rows, and for every page:
+//     pinned[n], u8 1 and n raw rows, or u8 0), front rows, and for every page:
 //     packed part (u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, page) if any row of it is packed, raw rows
 //     behind.
 #include <algorithm>
@@ -90,6 +90,7 @@ void save_decided(Writer* w, const SideState& state, size_t row_bytes) {
     put_array(w, plan.transform.scale);
     put_array(w, plan.transform.order);
     put_array(w, plan.pinned);
+    w->put(uint8_t(state.pins != nullptr)); // not before the first page is packed
     if (state.pins) w->bytes(state.pins->bytes(), plan.pinned.size() * row_bytes);
 }
 
@@ -129,7 +130,9 @@ void load_decided(Reader* r, const SidePlan& initial, int32_t dim, int32_t kv_he
     for (size_t i = 0; i < pins; ++i)
         r->expect(plan->pinned[i] < kPageTokens && (i == 0 || plan->pinned[i - 1] < plan->pinned[i]),
                   "pinned: rows must ascend within 0..127");
-    if (initial.pins > 0 && r->ok() && make_pins(&state->pins))
+    const int kept = r->get<uint8_t>("pinned rows");
+    r->expect(kept == 0 || (kept == 1 && initial.pins > 0), "pinned rows: not of this method");
+    if (kept == 1 && r->ok() && make_pins(&state->pins))
         r->bytes(state->pins->bytes(), pins * size_t(dim) * bytes_of(initial.raw), "pinned rows");
     state->frozen = std::move(plan);
     state->decided = true;

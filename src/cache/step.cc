@@ -147,10 +147,7 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
             return false;
         }
     }
-    const int64_t packed = s.old_packed[packed_index(layer, side)];
-    const int64_t packed_new = w.packed_after(packed, beyond);
-    if (packed_new == packed) return true;
-    if (w.first > 0 && !state.frozen && (method->freezes(side) || plans[size_t(index)].pins > 0)) {
+    if (w.first > 0 && beyond >= w.first && !state.frozen && (method->freezes(side) || plans[size_t(index)].pins > 0)) {
         state.frozen = std::make_shared<SidePlan>(plans[size_t(index)]); // room for what freeze() decides
         const size_t width = size_t(shape.layers[size_t(layer)].dim(side)) * size_t(state.frozen->transform.joined);
         state.frozen->transform.scale.reserve(width);
@@ -158,6 +155,9 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
         state.frozen->transform.order.reserve(width);
         state.frozen->pinned.reserve(kPageTokens);
     }
+    const int64_t packed = s.old_packed[packed_index(layer, side)];
+    const int64_t packed_new = w.packed_after(packed, beyond);
+    if (packed_new == packed) return true;
     if (const PageLayout* pins = pin_layouts[size_t(index)]; pins && packed < kPageTokens)
         if (!take(&state.pins, pins, pins->bytes, true)) return false;
     for (int64_t i = packed / kPageTokens; i <= (packed_new - 1) / kPageTokens; ++i) {

@@ -176,6 +176,7 @@ def plain_cases():
         Case("pnmix", 64, 517, (8, 2), "obz", (64,), (64, ADJACENT), start=1000),
         Case("pnmix", 80, 300, (4, 1), "oe", (7, 0), (40, HALVES)),
         Case("pnmix", 96, 300, (2, 2), "ocn", (1, 0)),
+        Case("pnmix:keep=33,front=40", 80, 390, (8, 4), "", (1, 7, 0), (80, HALVES)),
         Case("pnmix:b_hi=4,b_lo=2,r=0.3", 256, 300, (2, 1), "o", (0,), (64, ADJACENT)),
         Case("pnmix:r=0.25,v=4,front=0,group=32", 80, 300, (4, 2), "o", (0,), (30, HALVES)),
         Case("pnmix:b_hi=2,r=0.7,params=bf16", 64, 300, (2, 1), "cz", (0,), (64, HALVES)),

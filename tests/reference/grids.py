@@ -163,8 +163,7 @@ def encode_codebook_norm(x, rule):
     root = F32(np.sqrt(np.float64(x.shape[0])))
     codes = nearest(x * (root / np.where(dead, ONE, length)), rule.book)
     s = rule.stored(np.where(dead, ZERO, length / norm(rule.book[codes])))
-    dead = dead | (s < SMALLEST_SCALE)
-    return Groups(np.where(dead, 0, codes).astype(np.uint16), rule.to_bits(np.where(dead, ZERO, s)), None)
+    return Groups(np.where(dead, 0, codes).astype(np.uint16), rule.to_bits(np.where(s < SMALLEST_SCALE, ZERO, s)), None)
 
 
 def range_outliers(x, count):
