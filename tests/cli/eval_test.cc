@@ -10,9 +10,7 @@
 
 #include "eval/compare.h"
 #include "eval/files.h"
-#include "eval/lengths.h"
 #include "eval/metrics.h"
-#include "eval/passkey.h"
 #include "eval/results.h"
 #include "eval/texts.h"
 #include "eval/weights.h"
@@ -280,44 +278,6 @@ TEST_F(Files, TextsOfQuestionsAndAnswers) {
     EXPECT_EQ(read_text(path("none.jsonl")).status().code(), StatusCode::not_found);
 }
 
-// Sizes at lengths that were not run are those of caches of that length; tiers take the mean of the pages that were.
-TEST(Lengths, MeetACacheOfThatLength) {
-    ModelShape shape;
-    shape.layers = {{4, 2, 64, 64}, {}, {2, 2, 32, 48}};
-    const auto filled = [&](const std::string& spec, int64_t rows) {
-        auto cache = std::move(*Cache::create(shape, spec));
-        std::vector<float> x(size_t(rows) * 256);
-        for (size_t i = 0; i < x.size(); ++i)
-            x[i] = float((i * 2654435761u >> 8) % 1000) / 500.0f - 1.0f;
-        const SeqId names[] = {0};
-        std::vector<StepRow> step(static_cast<size_t>(rows));
-        for (size_t i = 0; i < step.size(); ++i)
-            step[i] = {int32_t(i), names};
-        EXPECT_TRUE(cache->begin_step(step).ok());
-        for (const int layer : {0, 2}) {
-            const LayerShape& l = shape.layers[size_t(layer)];
-            cache->write(layer, {x.data(), l.heads * l.key_dim, l.key_dim},
-                         {x.data(), l.kv_heads * l.key_dim, l.key_dim},
-                         {x.data(), l.kv_heads * l.value_dim, l.value_dim});
-        }
-        cache->end_step();
-        return cache;
-    };
-    for (const char* spec : {"f16", "kivi:bits=2", "mixkvq:raw_share=0.125,mid_share=0.5"}) {
-        const auto made = LengthBits::make(shape, spec, {1000, 2048});
-        ASSERT_TRUE(made.ok()) << made.status().message();
-        const auto short_one = filled(spec, 700), long_one = filled(spec, 2048);
-        EXPECT_NEAR(made->bits(1, *short_one), long_one->footprint().true_bits(), 0.01) << spec;
-        EXPECT_NEAR(made->bits(0, *short_one), filled(spec, 1000)->footprint().true_bits(), 0.02) << spec;
-    }
-    // by threshold, a cache without pages tells nothing
-    const auto made = LengthBits::make(shape, "mixkvq", {2048});
-    ASSERT_TRUE(made.ok());
-    EXPECT_TRUE(std::isnan(made->bits(0, *filled("mixkvq", 50))));
-    EXPECT_GT(made->bits(0, *filled("mixkvq", 300)), 2);
-    EXPECT_FALSE(LengthBits::make(shape, "nothing", {2048}).ok());
-}
-
 TEST_F(Files, ProgressOfAnotherComparisonIsRefusedByField) {
     const std::string file = path("progress");
     ASSERT_TRUE(save_progress(file, head(), plan_rows({"mixkvq"})).ok());
@@ -347,14 +307,6 @@ TEST(Results, JsonHasTheAgreedFields) {
             EXPECT_TRUE(row.contains(field)) << field;
         }
     }
-}
-
-// A key is found digit for digit: longer numbers, shorter ones and other spellings are not it.
-TEST(Passkey, AnswersAreParsedExactly) {
-    for (const char* right : {"12345", " 12345.", "It is 12345, I think", "x12345y", "99 12345", "12345 12345"})
-        EXPECT_TRUE(holds_key(right, "12345")) << right;
-    for (const char* other : {"", "1234", "123456", "012345", "12 345", "12,345", "54321", "12345678 2345", "1234 5"})
-        EXPECT_FALSE(holds_key(other, "12345")) << other;
 }
 
 TEST(Weights, NamesAreParsed) {

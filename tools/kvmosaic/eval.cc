@@ -4,11 +4,13 @@
 namespace kvmosaic::tool {
 
 void add_eval(CLI::App& app) {
-    CLI::App* verb = app.add_subcommand("eval", "other measurements: passkey");
+    CLI::App* verb = app.add_subcommand("eval", "other measurements: passkey, component");
     verb->require_subcommand(1);
     add_passkey(*verb);
+    add_component(*verb);
     verb->footer("Examples\n"
                  "  kvmosaic eval passkey -m tiny --cache mixkvq --cache kivi:bits=2\n"
+                 "  kvmosaic eval component --cache pnmix\n"
                  "  kvmosaic eval passkey --help");
 }
 

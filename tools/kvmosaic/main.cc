@@ -31,6 +31,7 @@ int program(int argc, char** argv) {
     add_run(app);
     add_compare(app);
     add_eval(app);
+    add_calibrate(app);
     add_inspect(app);
     add_methods(app);
     add_fetch(app);

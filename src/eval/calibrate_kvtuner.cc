@@ -1,0 +1,196 @@
+// KVTuner's sensitivity of layers (arXiv 2502.04420): the error of a layer's attention output under each pair of
+// widths, from real q, k and v. Of its search this has the pruning inside a layer; the pairs are then chosen by
+// steepest descent under the cap, where the paper searches over clusters of layers with NSGA-II and a task's accuracy.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "eval/calibrate.h"
+
+namespace kvmosaic::eval {
+
+namespace {
+
+struct Pair {
+    int32_t key, value;
+    double bits() const { return (key + value) / 2.0; }
+};
+constexpr std::array<Pair, 5> kPairs{{{8, 8}, {8, 4}, {4, 4}, {4, 2}, {2, 2}}};
+constexpr int32_t kGroup = 32, kQueries = 48; // rows whose attention is looked at, evenly over each window
+
+// A group of n values at this stride, coded with whole-number offsets and decoded.
+void round_trip(float* x, int64_t n, int64_t stride, int32_t bits) {
+    float low = x[0], high = x[0];
+    for (int64_t i = 1; i < n; ++i) {
+        low = std::min(low, x[i * stride]);
+        high = std::max(high, x[i * stride]);
+    }
+    const float top = float((1 << bits) - 1), step = (high - low) / top;
+    if (!(step > 0)) return;
+    const float zero = std::nearbyint(low / step);
+    for (int64_t i = 0; i < n; ++i) {
+        float& value = x[i * stride];
+        value = (std::clamp(std::nearbyint(value / step) - zero, 0.0f, top) + zero) * step;
+    }
+}
+
+// rows [n][dim] of one head.
+std::vector<float> coded(std::vector<float> rows, int64_t dim, int32_t bits, bool per_channel, bool token_base) {
+    const int64_t n = int64_t(rows.size()) / dim;
+    if (per_channel) {
+        for (int64_t first = 0; first < n; first += kGroup) {
+            for (int64_t c = 0; c < dim; ++c)
+                round_trip(rows.data() + first * dim + c, std::min<int64_t>(kGroup, n - first), dim, bits);
+        }
+        return rows;
+    }
+    const int64_t group = token_base ? dim : kGroup;
+    for (int64_t row = 0; row < n; ++row) {
+        for (int64_t c = 0; c < dim; c += group)
+            round_trip(rows.data() + row * dim + c, std::min(group, dim - c), 1, bits);
+    }
+    return rows;
+}
+
+std::vector<float> head_of(const std::vector<float>& rows, int64_t heads, int64_t dim, int64_t head, int64_t first,
+                           int64_t count) {
+    std::vector<float> out;
+    out.reserve(size_t(count * dim));
+    for (int64_t row = first; row < first + count; ++row) {
+        const auto at = rows.begin() + (row * heads + head) * dim;
+        out.insert(out.end(), at, at + dim);
+    }
+    return out;
+}
+
+// Softmax weights of one query over keys [n][dim].
+std::vector<double> weights(const float* q, const std::vector<float>& keys, int64_t dim, int64_t n) {
+    std::vector<double> out(static_cast<size_t>(n));
+    double most = -INFINITY, sum = 0;
+    for (int64_t t = 0; t < n; ++t) {
+        float dot = 0;
+        for (int64_t c = 0; c < dim; ++c)
+            dot += q[c] * keys[size_t(t * dim + c)];
+        out[size_t(t)] = double(dot) / std::sqrt(double(dim));
+        most = std::max(most, out[size_t(t)]);
+    }
+    for (double& w : out)
+        sum += w = std::exp(w - most);
+    for (double& w : out)
+        w /= sum;
+    return out;
+}
+
+std::vector<double> mix(const std::vector<double>& w, const std::vector<float>& values, int64_t dim) {
+    std::vector<double> out(size_t(dim), 0.0);
+    for (size_t t = 0; t < w.size(); ++t) {
+        for (int64_t c = 0; c < dim; ++c)
+            out[size_t(c)] += w[t] * double(values[t * size_t(dim) + size_t(c)]);
+    }
+    return out;
+}
+
+double norm(const std::vector<double>& x) {
+    double sum = 0;
+    for (const double v : x)
+        sum += v * v;
+    return std::sqrt(sum);
+}
+
+// Mean over queries and heads of |o - o'| / |o| for each pair.
+std::array<double, kPairs.size()> errors_of(const Capture& seen, int32_t layer, bool token_base) {
+    const LayerShape& l = seen.shape.layers[size_t(layer)];
+    const CapturedLayer& rows = seen.layers[size_t(layer)];
+    const int64_t heads = l.heads / l.kv_heads;
+    std::array<double, kPairs.size()> sums{};
+    int64_t count = 0;
+    for (int64_t first = 0; first < seen.rows;) {
+        int64_t n = 1;
+        while (first + n < seen.rows && seen.positions[size_t(first + n)] > seen.positions[size_t(first + n - 1)])
+            ++n;
+        for (int32_t g = 0; g < l.kv_heads; ++g) {
+            const std::vector<float> k = head_of(rows.k, l.kv_heads, l.key_dim, g, first, n);
+            const std::vector<float> v = head_of(rows.v, l.kv_heads, l.value_dim, g, first, n);
+            std::array<std::vector<float>, 9> keys, values; // by width
+            for (const int32_t bits : {2, 4, 8}) {
+                keys[size_t(bits)] = coded(k, l.key_dim, bits, !token_base, token_base);
+                values[size_t(bits)] = coded(v, l.value_dim, bits, false, token_base);
+            }
+            for (int64_t i = 0; i < kQueries; ++i) {
+                const int64_t row = std::max<int64_t>(n * (i + 1) / kQueries - 1, 0);
+                for (int64_t h = g * heads; h < (g + 1) * heads; ++h) {
+                    const float* q = rows.q.data() + ((first + row) * l.heads + h) * l.key_dim;
+                    const std::vector<double> exact = mix(weights(q, k, l.key_dim, row + 1), v, l.value_dim);
+                    std::array<std::vector<double>, 9> seen_by;
+                    for (const int32_t bits : {2, 4, 8})
+                        seen_by[size_t(bits)] = weights(q, keys[size_t(bits)], l.key_dim, row + 1);
+                    for (size_t p = 0; p < kPairs.size(); ++p) {
+                        std::vector<double> out =
+                            mix(seen_by[size_t(kPairs[p].key)], values[size_t(kPairs[p].value)], l.value_dim);
+                        for (size_t c = 0; c < out.size(); ++c)
+                            out[c] -= exact[c];
+                        sums[p] += norm(out) / std::max(norm(exact), 1e-30);
+                    }
+                    ++count;
+                }
+            }
+        }
+        first += n;
+    }
+    for (double& sum : sums)
+        sum /= double(std::max<int64_t>(1, count));
+    return sums;
+}
+
+} // namespace
+
+Status calibrate_kvtuner(const Capture& seen, const CalibrateOptions& options, const Progress& progress,
+                         Calibration* out) {
+    struct Layer {
+        int32_t index;
+        std::vector<size_t> front; // pairs that no other beats in both bits and error; cheapest first
+        std::array<double, kPairs.size()> errors{};
+        size_t at = 0;
+    };
+    std::vector<Layer> layers;
+    for (int32_t il = 0; il < int32_t(seen.shape.layers.size()); ++il) {
+        if (!seen.shape.layers[size_t(il)].has_kv()) continue;
+        if (progress) progress(fmt::format("layer {}", il), double(il) / double(seen.shape.layers.size()));
+        Layer layer{il, {}, errors_of(seen, il, options.token_base)};
+        for (size_t p = kPairs.size(); p-- > 0;) { // from the fewest bits
+            if (layer.front.empty() || layer.errors[p] < layer.errors[layer.front.back()]) layer.front.push_back(p);
+        }
+        layers.push_back(std::move(layer));
+    }
+    double spent = 0;
+    const double limit = options.bits * double(layers.size()) + 1e-9;
+    for (const Layer& l : layers)
+        spent += kPairs[l.front[0]].bits();
+    while (true) {
+        Layer* best = nullptr;
+        double best_gain = 0;
+        size_t best_to = 0;
+        for (Layer& l : layers) {
+            for (size_t to = l.at + 1; to < l.front.size(); ++to) {
+                const double more = kPairs[l.front[to]].bits() - kPairs[l.front[l.at]].bits();
+                const double gain = (l.errors[l.front[l.at]] - l.errors[l.front[to]]) / more;
+                if (spent + more <= limit && gain > best_gain) best = &l, best_gain = gain, best_to = to;
+            }
+        }
+        if (!best) break;
+        spent += kPairs[best->front[best_to]].bits() - kPairs[best->front[best->at]].bits();
+        best->at = best_to;
+    }
+    out->add("base", -1, -1, Side::key, {options.token_base ? 1.0f : 0.0f});
+    for (const Layer& l : layers) {
+        const Pair& pair = kPairs[l.front[l.at]];
+        out->add("bits", l.index, -1, Side::key, {float(pair.key), float(pair.value)});
+        // what was measured, for a reader: the errors of the pairs from 8/8 down to 2/2
+        out->add("errors", l.index, -1, Side::key, std::vector<float>(l.errors.begin(), l.errors.end()));
+    }
+    return {};
+}
+
+} // namespace kvmosaic::eval
