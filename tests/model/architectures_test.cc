@@ -52,6 +52,34 @@ TEST(Architectures, OrdinaryAttentionIsServed) {
     EXPECT_GT(largest_gap(logits_of(own.get(), 49), std::vector<float>(size_t(kVocab), 0.0f)), 1e-3f);
 }
 
+// Every fourth layer of smollm3 does not rotate its keys, which the model's parameters do not say: a method that looks
+// at rotations gets what the graph does.
+TEST(Architectures, RotationsAreThoseOfTheGraph) {
+    TinyModel file("smollm3", 4);
+    file.u32("attention.head_count_kv", kKvHeads)
+        .u32("rope.dimension_count", kHead)
+        .tensor("output_norm.weight", {kEmbd});
+    for (int il = 0; il < 4; ++il)
+        file.block(il, "attn_norm.weight", {kEmbd}).qkv(il).gated_ffn(il);
+    const ModelPtr model = file.load();
+    ASSERT_TRUE(model);
+    const ContextPtr context = own_context(model.get(), small_context(128), "pnmix:group=8");
+    ASSERT_TRUE(context);
+    for (int32_t il = 0; il < 4; ++il) {
+        EXPECT_EQ(cache_of(context.get())->shape().layers[size_t(il)].rope.known, il != 3) << "layer " << il;
+        EXPECT_EQ(rope_of(context.get(), il)->known, il != 3) << "layer " << il;
+    }
+    EXPECT_EQ(decode(context.get(), {{3, 0, {0}, true}}), 0);
+    // A foreign tool makes its context in one go: there it is refused.
+    setenv("KVMOSAIC_CACHE", "pnmix:group=8", 1);
+    const ContextPtr foreign(llama_init_from_model(model.get(), small_context(128)));
+    setenv("KVMOSAIC_CACHE", "mixkvq", 1);
+    const ContextPtr other(llama_init_from_model(model.get(), small_context(128)));
+    unsetenv("KVMOSAIC_CACHE");
+    EXPECT_FALSE(foreign);
+    EXPECT_TRUE(other) << "a method that does not look at rotations is served";
+}
+
 TEST(Architectures, AlibiIsRefused) {
     TinyModel file("mpt", 1);
     file.f32("attention.max_alibi_bias", 8.0f).tensor("output_norm.weight", {kEmbd});

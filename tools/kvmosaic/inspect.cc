@@ -100,7 +100,7 @@ Plan plan_of(const Cache& cache, int32_t layer, int32_t head, Side side) {
         out.channels[0] += page.zero_bits;
         for (int t = 0; t < page.tier_count; ++t) {
             const TierLayout& tier = page.tiers[size_t(t)];
-            out.channels[tier.bits] += page.kind == StoreKind::grid ? page.dim : tier.live;
+            out.channels[tier.bits] += page.kind != StoreKind::tiered ? page.dim : tier.live;
         }
     }
     const double n = double(std::max<size_t>(1, out.pages.size()));

@@ -10,7 +10,17 @@ namespace kvmosaic::tool {
 namespace {
 
 const char* kind_name(StoreKind kind) {
-    return kind == StoreKind::raw ? "raw" : kind == StoreKind::grid ? "grid" : "tiered";
+    switch (kind) {
+    case StoreKind::raw:
+        return "raw";
+    case StoreKind::grid:
+        return "grid";
+    case StoreKind::tiered:
+        return "tiered";
+    case StoreKind::codebook:
+        return "codebook";
+    }
+    return "?";
 }
 
 // What runs along the lanes and along the depth of a side's matrix.
@@ -29,9 +39,10 @@ std::vector<Part> parts_of(const PageLayout& page) {
     for (int i = 0; i < page.tier_count; ++i) {
         const TierLayout& t = page.tiers[size_t(i)];
         const std::string dead = t.padded > t.live ? fmt::format(" + {} dead", t.padded - t.live) : "";
-        parts.push_back({fmt::format("codes, lane block 0 (8 {}): {} {}{} at {} bit", lane_word(page), t.live,
-                                     depth_word(page), dead, t.bits),
-                         t.offset, uint32_t(t.padded) * t.bits});
+        const std::string width = page.levels == 3 ? "in three levels, five a byte" : fmt::format("at {} bit", t.bits);
+        parts.push_back({fmt::format("codes, lane block 0 (8 {}): {} {}{} {}", lane_word(page), t.live,
+                                     depth_word(page), dead, width),
+                         t.offset, t.bytes});
     }
     if (page.lane_blocks > 1 && page.lane_block_bytes > 0) {
         parts.push_back({fmt::format("codes, lane blocks 1 to {}, each as above, {} bytes apart", page.lane_blocks - 1,
@@ -43,11 +54,18 @@ std::vector<Part> parts_of(const PageLayout& page) {
                          uint32_t(page.raw_depth) * page.lanes * bytes_of(RawType::f16)});
     }
     if (page.kind != StoreKind::raw) {
-        const uint32_t each = uint32_t(page.groups) * page.coded * bytes_of(page.params);
-        const std::string shape = fmt::format("[{} groups of {} {}][{} {}] {}", page.groups, page.group,
-                                              lane_word(page), page.coded, depth_word(page), name_of(page.params));
-        parts.push_back({"scales " + shape, page.scale_offset, each});
-        parts.push_back({"offsets " + shape, page.zero_offset, each});
+        const uint32_t each = uint32_t(page.groups) * page.columns * bytes_of(page.params);
+        const std::string size = page.edges ? "unequal sizes of" : fmt::format("{}", page.group);
+        const std::string shape = fmt::format(
+            "[{} groups of {} {}][{} {}] {}", page.groups, size, page.along_depth ? depth_word(page) : lane_word(page),
+            page.columns, page.along_depth ? lane_word(page) : depth_word(page), name_of(page.params));
+        if (page.has_scales()) parts.push_back({"scales " + shape, page.scale_offset, each});
+        if (page.has_offsets()) parts.push_back({"offsets " + shape, page.zero_offset, each});
+    }
+    if (page.outliers > 0) {
+        parts.push_back(
+            {fmt::format("values kept apart [{} tokens][{}] channel u16, value f16", page.tokens, page.outliers),
+             page.outlier_offset, uint32_t(page.tokens) * page.outliers * 4u});
     }
     if (page.map_bytes > 0) {
         parts.push_back({fmt::format("channel map [{}] u{}", page.dim, 8 * page.map_bytes / page.dim), page.map_offset,
@@ -74,9 +92,9 @@ std::string ladder_text(const PageLayout& page) {
         if (channels > 0) text += fmt::format("{}{}:{}", text.empty() ? "" : " ", bits, channels);
     };
     add(16, page.raw_depth);
-    // The value side has one width for all channels; its depth is the tokens.
+    // Grids and codebooks have one width for all channels; on the value side the depth is the tokens.
     for (int i = 0; i < page.tier_count; ++i) {
-        add(page.tiers[size_t(i)].bits, page.kind == StoreKind::grid ? page.dim : page.tiers[size_t(i)].live);
+        add(page.tiers[size_t(i)].bits, page.kind != StoreKind::tiered ? page.dim : page.tiers[size_t(i)].live);
     }
     add(0, page.zero_bits);
     return text;

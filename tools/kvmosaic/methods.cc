@@ -15,25 +15,23 @@ nlohmann::ordered_json to_json(const MethodInfo& info) {
     for (const OptionInfo& option : info.options) {
         nlohmann::ordered_json entry{
             {"name", option.name}, {"kind", name_of(option.kind)}, {"default", option.fallback}};
-        if (option.choices.empty())
-            entry["min"] = option.min, entry["max"] = option.max;
-        else
+        if (!option.choices.empty())
             entry["choices"] = option.choices;
+        else if (option.kind != OptionInfo::Kind::text)
+            entry["min"] = option.min, entry["max"] = option.max;
         if (!option.word.empty()) entry["word"] = option.word;
         entry["help"] = option.help;
         options.push_back(std::move(entry));
     }
-    return {{"method", info.name},
-            {"summary", info.summary},
-            {"paper", info.paper},
-            {"uses_query", info.uses_query},
-            {"options", std::move(options)}};
+    return {{"method", info.name},           {"summary", info.summary},       {"paper", info.paper},
+            {"uses_query", info.uses_query}, {"calibrated", info.calibrated}, {"options", std::move(options)}};
 }
 
 void print_one(const MethodInfo& info) {
     fmt::print("{}  {}\n", info.name, info.summary);
     if (info.paper != "-") fmt::print("  paper: {}\n", info.paper);
     if (info.uses_query) fmt::print("  looks at the queries: running statistics are kept and counted\n");
+    if (info.calibrated) fmt::print("  needs a file of `kvmosaic calibrate --method {}`\n", info.name);
     for (const OptionInfo& option : info.options) {
         fmt::print("  {:<22} {:<24} {}\n", fmt::format("{}={}", option.name, option.fallback), allowed_text(option),
                    option.help);
