@@ -79,12 +79,10 @@ struct DeviceReader {
     const DevicePage& page;
     const uint8_t* bytes;
 
-    float param(uint32_t base, int group, int column_or_lane) const {
-        return load(page.params, bytes + base, cuda::param_index(page, group, column_or_lane));
-    }
-    float decode(int bits, int group, int column_or_lane, int code) const {
-        float s = page.scales ? param(page.scale_offset, group, column_or_lane) : 1.0f;
-        float z = page.offsets ? param(page.zero_offset, group, column_or_lane) : 0.0f;
+    float decode(int bits, uint32_t column, int group, int at, int code) const {
+        const uint32_t i = cuda::param_index(page, bits, column, group, at);
+        float s = page.scales ? load(page.params, bytes + page.scale_offset, i) : 1.0f;
+        float z = page.offsets ? load(page.params, bytes + page.zero_offset, i) : 0.0f;
         kernels::open_grid(page.rule, bits, page.levels, &s, &z);
         return kernels::decode(s, z, float(code));
     }
@@ -108,13 +106,13 @@ struct DeviceReader {
                 for (int pos = 0; pos < tier.live; ++pos) {
                     const int group = (page.along_depth ? pos : lane) / page.group;
                     put(tier.first + pos, page.raw_padded + tier.column + pos,
-                        decode(tier.bits, group, page.along_depth ? lane : tier.column + pos,
+                        decode(tier.bits, tier.column, group, page.along_depth ? lane : pos,
                                cuda::device_code(page, tier, lane, pos, bytes)));
                 }
             }
             for (int i = 0; i < page.zero_bits; ++i)
                 put(page.dim - page.zero_bits + i, page.raw_padded + page.zero_column + i,
-                    decode(0, lane / page.group, page.zero_column + i, 0));
+                    decode(0, page.zero_column, lane / page.group, i, 0));
         }
     }
 };

@@ -46,6 +46,7 @@ DevicePage device_page(const PageLayout& from) {
     page.params = from.params;
     page.rule = from.rule;
     page.levels = from.levels;
+    page.clip = from.clip;
     page.dim = from.dim;
     page.tokens = from.tokens;
     page.lanes = from.lanes;

@@ -39,6 +39,7 @@ struct DevicePage {
     ParamType params = ParamType::f16;
     GridRule rule = GridRule::asym;
     uint8_t levels = 0;
+    float clip = 1.0f;
     bool along_depth = false, scales = false, offsets = false;
     uint16_t dim = 0, tokens = 0, lanes = 0, depth = 0;
     uint16_t quads = 0;             // ceil(lanes / 64)
@@ -151,13 +152,23 @@ KVMOSAIC_HD constexpr uint32_t raw_site(Side side, uint32_t base, int32_t quads,
     return base + uint32_t(set) * kSetBytes + uint32_t(thread * 16 + reg * 4 + 2 * (k & 1));
 }
 
-// Index of a scale or offset in its array. Groups along the lanes: one for each column. Groups along the depth: one for
-// each lane, in the order in which threads meet them: [quad][row & 7][tile][row >> 3].
-KVMOSAIC_HD constexpr uint32_t param_index(const DevicePage& page, int32_t group, int32_t column_or_lane) {
-    if (!page.along_depth) return uint32_t(group) * page.columns + uint32_t(column_or_lane);
-    const LaneSite at = lane_site(page.side, column_or_lane);
+// Order of the columns of a pair of steps, so that sixteen bytes are a thread's operand for both: its first two columns
+// of the even step, of the odd one, then the other two of each. Tiers of 4 and 8 bits, which may end at an odd step,
+// keep their order.
+KVMOSAIC_HD constexpr int32_t param_place(int bits, int32_t pos) {
+    if (bits == 0 || bits == 4 || bits == 8) return pos;
+    const int32_t x = pos & 31;
+    return (pos & ~31) + 8 * ((x >> 2) & 3) + 4 * ((x >> 1) & 1) + 2 * (x >> 4) + (x & 1);
+}
+
+// Index of a scale or offset in its array. Groups along the lanes: of depth position `at` of the tier. Groups along the
+// depth: one for each lane `at`, in the order in which threads meet them: [quad][row & 7][tile][row >> 3].
+KVMOSAIC_HD constexpr uint32_t param_index(const DevicePage& page, int bits, uint32_t column, int32_t group,
+                                           int32_t at) {
+    if (!page.along_depth) return uint32_t(group) * page.columns + column + uint32_t(param_place(bits, at));
+    const LaneSite site = lane_site(page.side, at);
     return uint32_t(group) * page.columns +
-           uint32_t((column_or_lane >> 6) * 64 + (at.row & 7) * 8 + at.tile * 2 + (at.row >> 3));
+           uint32_t((at >> 6) * 64 + (site.row & 7) * 8 + site.tile * 2 + (site.row >> 3));
 }
 
 KVMOSAIC_HD inline int device_code(const DevicePage& page, const DeviceTier& tier, int32_t lane, int32_t pos,

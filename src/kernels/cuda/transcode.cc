@@ -58,23 +58,24 @@ void for_each_element(const PageLayout& host, const DevicePage& dev, Copy copy) 
                  raw_site(dev.side, dev.raw_offset, dev.quads, lane, r), 2u);
 
     const uint32_t size = bytes_of(host.params);
-    const auto params = [&](int32_t group, int32_t from, int32_t to) {
+    const auto params = [&](int32_t group, int32_t from, int bits, uint32_t column, int32_t to) {
         const uint32_t h = (uint32_t(group) * host.columns + uint32_t(from)) * size;
-        const uint32_t d = param_index(dev, group, to) * size;
+        const uint32_t d = param_index(dev, bits, column, group, to) * size;
         if (dev.scales) copy(host.scale_offset + h, dev.scale_offset + d, size);
         if (dev.offsets) copy(host.zero_offset + h, dev.zero_offset + d, size);
     };
     for (int32_t g = 0; g < host.groups; ++g) {
         if (host.along_depth) {
             for (int32_t lane = 0; lane < host.lanes; ++lane)
-                params(g, lane, lane);
+                params(g, lane, 0, 0, lane);
             continue;
         }
         for (int t = 0; t < host.tier_count; ++t)
             for (int32_t pos = 0; pos < host.tiers[size_t(t)].live; ++pos)
-                params(g, host.tiers[size_t(t)].param_first + pos, dev.tiers[size_t(t)].column + pos);
+                params(g, host.tiers[size_t(t)].param_first + pos, dev.tiers[size_t(t)].bits,
+                       dev.tiers[size_t(t)].column, pos);
         for (int32_t i = 0; i < host.zero_bits; ++i)
-            params(g, host.coded - host.zero_bits + i, dev.zero_column + i);
+            params(g, host.coded - host.zero_bits + i, 0, dev.zero_column, i);
     }
 
     if (host.outliers > 0) copy(host.outlier_offset, dev.outlier_offset, uint32_t(host.outliers) * kPageTokens * 4);

@@ -1,0 +1,134 @@
+// Encoding of pages, and what appending a row to every sequence adds to attention.
+#include "kernels/cuda/encode.h"
+#include "rows.h"
+#include "workload.cuh"
+
+namespace kvmosaic::cuda::bench {
+namespace {
+
+__global__ void fill_rows(uint32_t* x, size_t n) {
+    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+        const float a = 3.0f * uniform(uint32_t(i), 1) - 1.5f + ((i & 63) == 5 ? 7.0f : 0.0f);
+        const float b = 2.0f * uniform(uint32_t(i), 2) - 1.0f;
+        const __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+        x[i] = *reinterpret_cast<const uint32_t*>(&v);
+    }
+}
+
+template <class Launch>
+void time_encode(const std::string& spec, int pages, int dim, int64_t bytes, const Options& options, Launch launch) {
+    if (spec.find(options.filter) == std::string::npos) return;
+    cudaEvent_t begin, end;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    std::vector<double> us;
+    for (int r = 0; r < (options.quick ? 5 : 15); ++r) {
+        cudaEventRecord(begin);
+        launch();
+        cudaEventRecord(end);
+        KVMOSAIC_CUDA_CHECK(cudaEventSynchronize(end));
+        float ms = 0.0f;
+        cudaEventElapsedTime(&ms, begin, end);
+        us.push_back(double(ms) * 1000.0);
+    }
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    std::sort(us.begin(), us.end());
+    Row row;
+    row.spec = spec, row.head_dim = dim, row.median_us = us[us.size() / 2], row.min_us = us[0], row.bytes = bytes;
+    row.note = std::to_string(pages) + " pages, bytes of bf16 read";
+    print(row);
+}
+
+void append_bench(const Options& options) {
+    if (std::string("append").find(options.filter) == std::string::npos) return;
+    const AttendInstance* instance = nullptr;
+    for (const AttendInstance* row : attend_instances())
+        if (std::string(row->name) == "k2_g128_v2_d128") instance = row;
+    if (!instance) return;
+    for (const Shape& shape : {Shape{32, 8, 8, 32768}, Shape{32, 8, 64, 4096}}) {
+        // Keys packed but for half a block, values 128 behind: each append packs one value row.
+        Workload w(*instance, shape, {}, {0, 64, 128});
+        if (!w.configure(Config{12, 1})) continue;
+        std::vector<SequenceState> states = w.host_states;
+        for (SequenceState& s : states)
+            s.key_before = s.key_packed, s.value_before = s.value_packed - 1;
+        w.states.copy_from(states);
+        const size_t n = size_t(shape.batch) * size_t(shape.kv_heads) * 128;
+        DeviceArray<uint16_t> k(std::vector<uint16_t>(n, 0x3F80)), v(std::vector<uint16_t>(n, 0x3F81));
+        AppendParams a;
+        a.states = w.states.data, a.sequences = shape.batch, a.kv_heads = shape.kv_heads, a.k = k.data, a.v = v.data;
+        a.value_bits = 2, a.value_plane = 4096, a.value_scales = w.value.scale_offset;
+        a.value_zeros = w.value.zero_offset, a.value_bytes = w.value.bytes;
+        a.key_scales = w.key.scale_offset, a.key_zeros = w.key.zero_offset;
+        const int64_t per_set = int64_t(shape.batch) * shape.kv_heads * w.pages;
+        const auto append = [&](int set, cudaStream_t stream) {
+            a.memory.key = {w.key_pool.data, w.key_table.data + per_set * set, w.params.key_front, w.params.key_recent};
+            a.memory.value = {w.value_pool.data, w.value_table.data + per_set * set, w.params.value_front,
+                              w.params.value_recent};
+            a.memory.table_stride = w.pages;
+            KVMOSAIC_CUDA_CHECK(launch_append(w.key, a, stream));
+        };
+        Row row;
+        row.spec = "kivi:bits=2,group=128", row.kernel = instance->name, row.heads = shape.heads;
+        row.kv_heads = shape.kv_heads, row.head_dim = 128, row.batch = shape.batch, row.context = shape.context;
+        row.query_rows = 1, row.bytes = w.bytes;
+        for (const bool with : {false, true}) {
+            w.before = with ? std::function<void(int, cudaStream_t)>(append) : nullptr;
+            const Workload::Times t = w.time(options.quick ? 5 : 15);
+            row.median_us = t.median_us, row.min_us = t.min_us;
+            row.note = with ? "append and attend, raw windows" : "attend, raw windows";
+            print(row);
+        }
+    }
+}
+
+} // namespace
+
+void encode_bench(const Options& options) {
+    constexpr int kDim = 128;
+    for (const int pages : {65536, 512}) {
+        const size_t words = size_t(pages) * 128 * kDim / 2;
+        DeviceArray<uint32_t> rows(words);
+        fill_rows<<<4096, 256>>>(rows.data, words);
+        for (const Side side : {Side::key, Side::value})
+            for (const int bits : {2, 4}) {
+                StoreSpec spec;
+                spec.kind = StoreKind::grid, spec.bits = uint8_t(bits), spec.group = 128;
+                spec.axis = side == Side::key ? Axis::tokens : Axis::channels;
+                const DevicePage page = device_page(layout(spec, side, kDim));
+                DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
+                std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
+                for (int i = 0; i < pages; ++i)
+                    jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
+                DeviceArray<EncodeJob> device_jobs(jobs);
+                EncodeParams p;
+                p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
+                p.count = pages, p.pool = pool.data;
+                if (launch_encode_grid(page, p, nullptr) != cudaSuccess) continue; // not in this build's set
+                const std::string name = std::string("encode ") + (side == Side::key ? "keys " : "values ") +
+                                         std::to_string(bits) + " bits, group 128";
+                time_encode(name, pages, kDim, int64_t(words) * 4, options,
+                            [&] { KVMOSAIC_CUDA_CHECK(launch_encode_grid(page, p, nullptr)); });
+            }
+        // Thresholds that make about 8 raw, 32 four-bit and 88 two-bit channels of these rows.
+        DeviceArray<uint8_t> pool(size_t(pages) * 16384);
+        std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
+        std::vector<float> sums(kDim);
+        for (int c = 0; c < kDim; ++c)
+            sums[size_t(c)] = c % 16 == 3 ? 100.0f : c % 4 == 1 ? 10.0f : 1.0f;
+        for (int i = 0; i < pages; ++i)
+            jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (16384 / kUnit), 0, i};
+        DeviceArray<EncodeJob> device_jobs(jobs);
+        DeviceArray<float> query_sum(sums);
+        DeviceArray<int32_t> query_count(std::vector<int32_t>(1, 1));
+        DeviceArray<PageRef> table(static_cast<size_t>(pages));
+        EncodeParams p;
+        p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data, p.count = pages;
+        p.pool = pool.data, p.query_sum = query_sum.data, p.query_count = query_count.data;
+        p.raw_above = 30.0f, p.mid_above = 4.0f, p.table = table.data, p.table_stride = pages;
+        time_encode("encode keys mixkvq: score, tiers, codes", pages, kDim, int64_t(words) * 4, options,
+                    [&] { KVMOSAIC_CUDA_CHECK(launch_encode_mix(p, nullptr)); });
+    }
+    append_bench(options);
+}
+
+} // namespace kvmosaic::cuda::bench

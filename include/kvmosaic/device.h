@@ -1,0 +1,189 @@
+// GPU backend: attention over packed pages in device memory, encoding and appending, on raw device pointers and a
+// stream. Nothing here synchronizes with the host or allocates after `create`, so everything can be captured in a CUDA
+// graph and replayed while sequences grow.
+//
+// Rows of a sequence: [0, front) raw for good | packed | recent, raw; keys and values end their packed rows at
+// different places. Packed rows lie in pages of 128 rows counted from `front`, in the GPU's byte order (docs/format.md,
+// 10).
+//
+// A decode step: advance (new row counts; what is due), plan (once for all layers), then for each layer append, seal
+// where the store is tiered, attend. Built with KVMOSAIC_CUDA; without it `devices` is empty and the rest returns
+// StatusCode::unsupported.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvmosaic/method.h"
+#include "kvmosaic/status.h"
+#include "kvmosaic/store.h"
+
+namespace kvmosaic::device {
+
+using Stream = void*; // a cudaStream_t
+
+struct DeviceInfo {
+    std::string name;
+    int32_t major = 0, minor = 0; // compute capability
+    int32_t multiprocessors = 0;
+    int64_t memory = 0; // bytes
+    bool runs = false;  // the kernels of this build run on it
+};
+std::vector<DeviceInfo> devices();
+
+enum class ElementType : int32_t { f32, f16, bf16 };
+
+// ---- what lies on the device ----
+
+inline constexpr uint32_t kPageUnit = 32; // pages start at multiples of it
+
+// Where a page lies: units of kPageUnit bytes from the pool's base, and for tiered pages the number of granules of each
+// tier, a byte each, widest first (ladder_code).
+struct PageRef {
+    uint32_t unit = 0;
+    uint32_t tiers = 0;
+};
+
+// State of a sequence; `advance` keeps it.
+struct SequenceState {
+    int32_t slot = 0;       // row of page tables and raw buffers
+    int32_t rows = 0;       // of the sequence, the step's rows included
+    int32_t front = 0;      // rows kept raw at the start, at most `rows`
+    int32_t key_packed = 0; // packed rows beyond the front
+    int32_t value_packed = 0;
+    int32_t stable_pages = 0; // pages complete before this step: they may be read before the previous kernel has ended
+    int32_t key_before = 0;   // packed rows before this step: what lies between is due in it
+    int32_t value_before = 0;
+};
+
+// Raw rows of all sequences: [slot][kv_heads][capacity][D]. Front rows at their row number; recent rows at
+// (row - front) % capacity, so that a block of 128 never wraps.
+struct RawRows {
+    void* base = nullptr;
+    int32_t capacity = 0; // a multiple of 32; of recent rows a multiple of 128
+};
+
+// One layer's keys or values.
+struct SideMemory {
+    uint8_t* pool = nullptr;
+    PageRef* pages = nullptr; // [slot][kv_heads][table_stride]
+    RawRows front, recent;
+};
+struct LayerMemory {
+    SideMemory key, value;
+    int32_t table_stride = 0;           // pages of a (slot, KV head) in the tables
+    ElementType raw = ElementType::f16; // f16 or bf16
+};
+
+// ---- sizes ----
+
+// Bytes of a page in the GPU's order, a multiple of kPageUnit.
+uint32_t page_bytes(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder = {});
+// PageRef::tiers for a ladder of a store with these widths (widest first, at most four).
+uint32_t ladder_code(const Ladder& ladder, const std::vector<uint8_t>& widths);
+
+// ---- attention ----
+
+struct AttentionShape {
+    int32_t heads = 0, kv_heads = 0, dim = 0; // dim: 64, 128 or 256
+    int32_t rows = 1;                         // query rows of a sequence, 1..16
+    int32_t max_sequences = 1;
+    StoreSpec key, value;
+    std::vector<uint8_t> widths; // tiered keys: widths that pages may have
+    uint32_t key_bytes = 0;      // tiered keys: largest page; 0: worst of all ladders
+    int64_t expected_rows = 0;   // of all sequences together, for the choice of launch shape; 0: many
+    // For measurements; 0: chosen.
+    int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0;
+    bool early = true; // may start before the kernel before it has ended (see SequenceState::stable_pages)
+};
+
+struct AttendCall {
+    LayerMemory memory;
+    const void* q = nullptr;                                              // [sequences][rows][heads][D]
+    void* out = nullptr;                                                  // alike
+    ElementType q_type = ElementType::bf16, out_type = ElementType::bf16; // q: f16 or bf16
+    float* log_sum = nullptr; // [sequences][rows][heads] log of the softmax denominator, or null
+    float scale = 1.0f;
+};
+
+class Attention {
+public:
+    // Chooses the kernel and allocates plan and scratch on the current device.
+    static Result<std::unique_ptr<Attention>> create(const AttentionShape& shape);
+    ~Attention();
+    Attention(const Attention&) = delete;
+    Attention& operator=(const Attention&) = delete;
+
+    const std::string& kernel() const; // name of the fused kernel
+    int64_t scratch_bytes() const;     // allocated on the device
+
+    // Who reads what; once a step. states: device, [sequences].
+    Status plan(const SequenceState* states, int32_t sequences, Stream stream);
+    // One layer. The plan's kernel must lie at least two kernels back, or not start its successor early.
+    Status attend(const AttendCall& call, Stream stream);
+
+private:
+    struct Impl;
+    explicit Attention(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+// Fused kernels of this build.
+std::vector<std::string> attention_kernels();
+
+// ---- encoding ----
+
+// 128 raw rows of one KV head that become a page.
+struct EncodeJob {
+    int64_t row = 0;   // of the first row, in elements from `rows`
+    uint32_t unit = 0; // where the page goes; of encode_mix chosen by the kernel where `pool_used` is given
+    int32_t head = 0;  // encode_mix: row of query_sum and of the table
+    int32_t page = 0;  // encode_mix: page of the table
+};
+struct EncodeCall {
+    const void* rows = nullptr; // finite
+    int64_t row_stride = 0;     // elements
+    ElementType type = ElementType::f16;
+    const EncodeJob* jobs = nullptr; // device, [count]
+    int32_t count = 0;
+    uint8_t* pool = nullptr;
+};
+// Uniform grids, asymmetric, groups of tokens (keys) or channels (values). Codes, scales and offsets are those of the
+// CPU's encoder.
+Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream);
+
+// Keys in tiers of 16, 4 and 2 bits, D = 128: the score of a channel is the mean of |q| times its step at 2 bits.
+struct MixCall {
+    EncodeCall pages;
+    const float* query_sum = nullptr;     // [heads][D]
+    const int32_t* query_count = nullptr; // [heads]
+    float raw_above = 0.0f, mid_above = 0.0f;
+    PageRef* table = nullptr; // [heads][table_stride]
+    int32_t table_stride = 0;
+    uint32_t* pool_used = nullptr; // units, grows on the device
+    uint32_t pool_units = 0;
+    uint32_t* exhausted = nullptr; // becomes 1 when a page found no room; that page is not written
+};
+Status encode_mix(const MixCall& call, Stream stream);
+
+// ---- steps ----
+
+// Adds `new_rows` to every sequence and sets what is due under the windows.
+Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const Window& key, const Window& value,
+               Stream stream);
+
+struct AppendCall {
+    LayerMemory memory;
+    const SequenceState* states = nullptr; // after advance
+    int32_t sequences = 0, new_rows = 1, kv_heads = 0, dim = 0;
+    const void* k = nullptr; // [sequences][new_rows][kv_heads][D], f16 or bf16
+    const void* v = nullptr;
+    ElementType type = ElementType::bf16;
+    StoreSpec key, value; // grids as `encode` takes them
+};
+// Stores the new rows raw and packs what is due on both sides. Pages are those of the tables.
+Status append(const AppendCall& call, Stream stream);
+
+} // namespace kvmosaic::device

@@ -1,0 +1,416 @@
+// Fused split-KV decode attention over packed pages.
+//
+// Bound: bytes. A pair of 2-bit pages of 128 x 128 (9216 bytes) must pass every 450 clocks of an SM (4.7 TB/s on 132
+// SMs at 1.75 GHz); its 32768 codes cost about 1100 warp instructions, of which the 576 AND and shift at half rate take
+// 288 clocks of the ALUs and the 144 HMMA about 200 of the tensor cores. So there is room, provided that no warp waits
+// for another and that pages are always on their way. Below about 100 MB a call the fixed costs count as much: start,
+// first page, merge.
+//
+// Threads: a block of up to 16 warps on each SM. A *team* (one warp; two or four where the query rows of a KV head
+// fill more columns than a warp can keep) walks a contiguous range of items. Its leader keeps `slots` page pairs in
+// flight with bulk copies; no block-wide barrier until the end. Columns are query rows times query heads of one KV
+// head: 8 * NT in a warp.
+//
+// Shared memory: ring [teams][slots]{key page, value page} | q tables [warps][D][8 NT] fp16 | partial sums [warps]
+// where teams are wider than one warp, else in the ring | barriers and small things.
+//
+// Merge: a head that lies in one team is written by it. Others: partial sums of teams meet in shared memory, those of
+// blocks in global scratch, and the last block to arrive adds them up in a fixed order.
+#pragma once
+
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/merge.cuh"
+#include "kernels/cuda/quarter.cuh"
+
+namespace kvmosaic::cuda {
+
+inline constexpr float kLargestP = 16.0f; // p beyond it moves the running maximum
+inline constexpr float kNoMaximum = -1e30f;
+
+// References of the next items of a team, one in each lane: lane i holds item `base + i` of the team's range.
+struct ItemBatch {
+    uint32_t key = 0, value = 0, tiers = 0; // of a page item
+    uint32_t pages = 0;                     // lanes whose item is a page
+
+    // sequence .. items: of the team's first item.
+    __device__ __forceinline__ void load(const AttendParams& p, const TeamPlan& plan, int base, int lane) {
+        int sequence = plan.sequence, slot = plan.slot, count = plan.pages, items = plan.items;
+        int item = plan.item + base + lane;
+        bool live = base + lane < plan.count;
+        int head = plan.head;
+        if (live && item >= items) {
+            // Behind the first head. Sequences differ in length, so this walks them.
+            head += item / items, item %= items;
+            while (head >= p.kv_heads) {
+                item += (head - p.kv_heads) * items, head = 0, ++sequence;
+                const SequencePlan& next = p.plans[sequence];
+                items = next.items, count = next.pages, slot = next.state.slot;
+                head += item / items, item %= items;
+            }
+        }
+        live = live && item < count;
+        if (live) {
+            const int64_t at = int64_t(slot * p.kv_heads + head) * p.table_stride + item;
+            const PageRef k = p.key_pages[at];
+            key = k.unit, tiers = k.tiers, value = p.value_pages[at].unit;
+        }
+        pages = __ballot_sync(~0u, live);
+    }
+};
+
+template <class K, class V, int NT>
+inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots) {
+    SharedPlan s;
+    const auto aligned = [](uint32_t n) { return (n + 127u) / 128u * 128u; };
+    s.key_slot = aligned(key_bytes);
+    s.slot = s.key_slot + aligned(V::kBytes);
+    s.team_ring = s.slot * uint32_t(slots);
+    s.q = s.team_ring * uint32_t(warps / team);
+    uint32_t at = s.q + uint32_t(warps) * K::D * 16 * NT;
+    const uint32_t partial = 8 * NT * V::D * 4;
+    if (team == 1 && s.team_ring >= partial) {
+        s.partial = 0, s.partial_stride = s.team_ring; // the ring is idle by then
+    } else {
+        s.partial = at, s.partial_stride = partial;
+        at += partial * uint32_t(warps);
+    }
+    s.ml = at, at += uint32_t(warps) * 8 * NT * 8;
+    s.scale = at, at += uint32_t(warps) * 8 * NT * 4;
+    s.barriers = at, at += uint32_t(warps / team) * uint32_t(slots) * 32;
+    s.tiers = at, at += uint32_t(warps / team) * uint32_t(slots) * 4;
+    s.block = at = (at + 15) / 16 * 16, at += sizeof(BlockPlan);
+    s.ones = at = (at + 15) / 16 * 16, at += kOnesBytes;
+    s.bytes = aligned(at);
+    return s;
+}
+
+// q of one (sequence, KV head) into the warp's table, each column divided by the power of two of its largest value.
+template <int D, int NT>
+__device__ __forceinline__ void load_queries(const AttendParams& p, int sequence, int head, int first_column,
+                                             uint32_t table, float* scale, int lane) {
+    constexpr int kPairs = D / 64; // of neighbouring channels, of a lane
+    const int columns = p.rows * p.group;
+    const bool bf16 = p.q_type == ElementType::bf16;
+    const uint32_t* q = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(p.q) +
+                                                          (int64_t(sequence) * p.rows * p.heads + head * p.group) * D) +
+                        lane;
+#pragma unroll 1
+    for (int n = 0; n < NT; ++n) {
+        uint32_t w[8][kPairs], most[4];
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            const int column = first_column + 8 * n + c, row = row_of_column(p, column);
+            const uint32_t* from = q + (row * (p.heads - p.group) + column) * (D / 2);
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i)
+                w[c][i] = column < columns ? from[32 * i] : 0u;
+        }
+        // The largest magnitude's bits; those of either type grow with it.
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            uint32_t top = 0;
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i)
+                top = __vmaxu2(top, w[c][i] & 0x7FFF7FFFu);
+            top = max(top & 0xFFFFu, top >> 16);
+            most[c >> 1] = c & 1 ? most[c >> 1] | top << 16 : top;
+        }
+#pragma unroll
+        for (int s = 16; s >= 1; s >>= 1)
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                most[c] = __vmaxu2(most[c], __shfl_xor_sync(~0u, most[c], s));
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            const uint32_t bits = c & 1 ? most[c >> 1] >> 16 : most[c >> 1] & 0xFFFFu;
+            int exponent = bf16 ? min(max(int(bits >> 7), 14), 240) : int(bits >> 10) + 112; // biased, of fp32
+            if (bits == 0) exponent = 127;
+            const float down = __uint_as_float(uint32_t(254 - exponent) << 23);
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i) {
+                const float2 f = bf16 ? unpack_bf162(w[c][i]) : unpack_half2(w[c][i]);
+                w[c][i] = pack_half2(f.x * down, f.y * down);
+            }
+            if (lane == c) scale[8 * n + c] = p.scale_log2 * __uint_as_float(uint32_t(exponent) << 23);
+        }
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+                const uint32_t to = table + uint32_t((64 * i + 2 * lane + odd) * 16 * NT + 16 * n);
+                const uint32_t pick = odd ? 0x7632 : 0x5410;
+                store_shared16(to,
+                               make_uint4(__byte_perm(w[0][i], w[1][i], pick), __byte_perm(w[2][i], w[3][i], pick),
+                                          __byte_perm(w[4][i], w[5][i], pick), __byte_perm(w[6][i], w[7][i], pick)));
+            }
+    }
+    __syncwarp();
+}
+
+// exp2 of the logits as operands for the mix; moves the maximum when it has grown too far.
+// `fresh`: bit 2n + i of a column that has no maximum yet; until it has one it counts from 0.
+template <int TILES, int D, int NT>
+__device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& col, uint32_t& fresh,
+                                        MixState<D, NT>& state, uint32_t (&p)[TILES][NT][2]) {
+    const auto most = [&](int n, float& m0, float& m1) {
+        m0 = m1 = kNoMaximum;
+#pragma unroll
+        for (int j = 0; j < TILES; ++j)
+            m0 = fmaxf(m0, fmaxf(x[j][n][0], x[j][n][2])), m1 = fmaxf(m1, fmaxf(x[j][n][1], x[j][n][3]));
+#pragma unroll
+        for (int s = 4; s < 32; s <<= 1)
+            m0 = fmaxf(m0, __shfl_xor_sync(~0u, m0, s)), m1 = fmaxf(m1, __shfl_xor_sync(~0u, m1, s));
+    };
+    if (__any_sync(~0u, fresh != 0)) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            float m[2];
+            most(n, m[0], m[1]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const uint32_t bit = 1u << (2 * n + i);
+                if (!(fresh & bit) || m[i] == kNoMaximum) continue; // nothing of it visible so far
+                fresh &= ~bit;
+                col.max[n][i] = m[i];
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+                    x[j][n][i] -= m[i], x[j][n][i + 2] -= m[i];
+            }
+        }
+    }
+    uint32_t top = 0;
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            p[j][n][0] = pack_half2(fast_exp2(x[j][n][0]), fast_exp2(x[j][n][1]));
+            p[j][n][1] = pack_half2(fast_exp2(x[j][n][2]), fast_exp2(x[j][n][3]));
+            top = hmax2(top, hmax2(p[j][n][0], p[j][n][1]));
+        }
+    const float2 tops = unpack_half2(top);
+    if (__any_sync(~0u, fmaxf(tops.x, tops.y) > kLargestP)) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            float m0, m1;
+            most(n, m0, m1);
+            m0 = fmaxf(m0, 0.0f), m1 = fmaxf(m1, 0.0f);
+            col.max[n][0] += m0, col.max[n][1] += m1;
+            state.rescale(n, fast_exp2(-m0), fast_exp2(-m1));
+#pragma unroll
+            for (int j = 0; j < TILES; ++j) {
+                p[j][n][0] = pack_half2(fast_exp2(x[j][n][0] - m0), fast_exp2(x[j][n][1] - m1));
+                p[j][n][1] = pack_half2(fast_exp2(x[j][n][2] - m0), fast_exp2(x[j][n][3] - m1));
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+            p[j][n][0] = transpose8(p[j][n][0]), p[j][n][1] = transpose8(p[j][n][1]);
+}
+
+template <class K, class V, int NT>
+__device__ __forceinline__ void attend_quarter(const AttendParams& p, const SequencePlan& plan, int kv_head, int index,
+                                               int first_column, uint32_t q, int lane, Columns<NT>& col,
+                                               uint32_t& fresh, MixState<V::D, NT>& state) {
+    const QuarterPlace at = quarter_place(plan, index);
+    if (at.high <= at.low) return;
+    const int64_t head = int64_t(plan.state.slot) * p.kv_heads + kv_head;
+    float x[2][NT][4] = {};
+    if (at.key_raw) {
+        score_raw<K::D, NT>(raw_block(at.front ? p.key_front : p.key_recent, head, plan.state, at, K::D * 2), at,
+                            p.raw_type == ElementType::bf16, q, lane, x);
+    } else {
+        const PageRef ref = p.key_pages[head * p.table_stride + at.page];
+        K::template score_quarter<NT>(p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x);
+    }
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = row_of_column(p, first_column + 8 * n + 2 * t + (i & 1));
+            const int end = min(at.high, plan.state.rows - (p.rows - 1 - row) - at.start);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int token = 16 * j + place_of_row(g + 8 * (i >> 1));
+                const float logit = fmaf(x[j][n][i], col.scale[n][i & 1], -col.max[n][i & 1]);
+                x[j][n][i] = token >= at.low && token < end ? logit : -INFINITY;
+            }
+        }
+    uint32_t pr[2][NT][2];
+    softmax<2, V::D, NT>(x, col, fresh, state, pr);
+    if (at.value_raw) {
+        mix_raw<V, NT>(raw_block(at.front ? p.value_front : p.value_recent, head, plan.state, at, V::D * 2), at,
+                       p.raw_type == ElementType::bf16, lane, pr, state);
+    } else {
+        const PageRef ref = p.value_pages[head * p.table_stride + at.page];
+        V::template mix_quarter<NT>(p.value_pool + int64_t(ref.unit) * kUnit, lane, at.quarter, pr, state);
+    }
+}
+
+template <class K, class V, int NT, int THREADS>
+__global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constant__ AttendParams p) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int width = p.team; // of a team
+    const int team = width == 1 ? warp : warp / width, part = warp - team * width;
+    const int teams = p.teams_per_block;
+    const uint32_t base = shared_address(memory);
+    const uint32_t barriers = base + p.shared.barriers + uint32_t(team * p.slots) * 32;
+    // Side 0: keys, 1: values. Each slot has {full, full, empty, empty}.
+    const auto full = [&](int slot, int side) { return barriers + uint32_t(slot * 32 + side * 8); };
+    const auto empty = [&](int slot, int side) { return barriers + uint32_t(slot * 32 + side * 8 + 16); };
+    const uint64_t policy = evict_first_policy();
+    const auto copy_key = [&](uint32_t bar, uint32_t to, uint32_t unit, uint32_t tiers) {
+        const uint32_t bytes = K::bytes(tiers);
+        barrier_expect(bar, bytes);
+        copy_bulk(to, p.key_pool + uint64_t(unit) * kUnit, bytes, bar, policy);
+    };
+    const auto copy_value = [&](uint32_t bar, uint32_t to, uint32_t unit) {
+        barrier_expect(bar, V::kBytes);
+        copy_bulk(to, p.value_pool + uint64_t(unit) * kUnit, V::kBytes, bar, policy);
+    };
+    uint32_t* slot_tiers = reinterpret_cast<uint32_t*>(memory + p.shared.tiers) + team * p.slots;
+    const uint32_t ring = base + uint32_t(team) * p.shared.team_ring;
+    const uint32_t q = base + p.shared.q + uint32_t(warp * K::D * 16 * NT);
+    float* scale = reinterpret_cast<float*>(memory + p.shared.scale) + warp * 8 * NT;
+    const int first_column = part * 8 * NT;
+    const TeamPlan plan = p.teams[blockIdx.x * teams + team];
+
+    if (part == 0 && lane < p.slots) {
+        barrier_init(full(lane, 0), 1), barrier_init(full(lane, 1), 1);
+        if (width > 1) barrier_init(empty(lane, 0), uint32_t(width)), barrier_init(empty(lane, 1), uint32_t(width));
+        barrier_init_fence();
+    }
+    __syncwarp();
+    ItemBatch batch;                    // the leader's: items [batch_base, batch_base + 32) of its range
+    int batch_base = -32, fetched = 31; // item of the batch that is sent next
+    // Moves to the next page to send; false when there is none.
+    const auto advance = [&]() {
+        while (true) {
+            const uint32_t later = fetched >= 31 ? 0u : batch.pages & (~0u << (fetched + 1));
+            if (later) {
+                fetched = __ffs(int(later)) - 1;
+                return true;
+            }
+            if (batch_base + 32 >= plan.count) return false;
+            batch_base += 32, fetched = -1;
+            batch.load(p, plan, batch_base, lane);
+        }
+    };
+    const auto send_key = [&](int s) {
+        const uint32_t unit = __shfl_sync(~0u, batch.key, fetched);
+        const uint32_t tiers = K::kTiered ? __shfl_sync(~0u, batch.tiers, fetched) : 0u;
+        if (lane == 0) {
+            if constexpr (K::kTiered) slot_tiers[s] = tiers;
+            copy_key(full(s, 0), ring + uint32_t(s) * p.shared.slot, unit, tiers);
+        }
+    };
+    const auto send_value = [&](int s) {
+        const uint32_t unit = __shfl_sync(~0u, batch.value, fetched);
+        if (lane == 0) copy_value(full(s, 1), ring + uint32_t(s) * p.shared.slot + p.shared.key_slot, unit);
+    };
+    bool more = part == 0 && advance(); // a page is left to send; it is `fetched`
+    int sent = 0;
+    // First what no kernel still running can be writing, then the rest.
+#pragma unroll 1
+    for (int round = 0; round < 2; ++round) {
+        const int limit = round == 0 ? min(plan.stable, p.slots) : p.slots;
+        while (more && sent < limit) {
+            send_key(sent), send_value(sent);
+            ++sent;
+            more = advance();
+        }
+        if (round == 1) break;
+        for (uint32_t i = threadIdx.x; i < kOnesBytes / 4; i += blockDim.x)
+            reinterpret_cast<uint32_t*>(memory + p.shared.ones)[i] = kOne2;
+        for (uint32_t i = threadIdx.x; i < sizeof(BlockPlan) / 4; i += blockDim.x)
+            reinterpret_cast<uint32_t*>(memory + p.shared.block)[i] =
+                reinterpret_cast<const uint32_t*>(p.blocks + blockIdx.x)[i];
+        __syncthreads();
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+    }
+
+    Columns<NT> col;
+    MixState<V::D, NT> state;
+    uint32_t fresh = 0;
+    bool opening = true; // the next item opens a head
+    int sequence = plan.sequence, head = plan.head, item = plan.item, pages = plan.pages, items = plan.items;
+    int slot = 0;
+    uint32_t phase = 0;
+
+    for (int left = plan.count; left > 0; --left) {
+        if (opening) {
+            opening = false;
+            load_queries<K::D, NT>(p, sequence, head, first_column, q, scale, lane);
+            const int t = lane & 3;
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                col.scale[n][0] = scale[8 * n + 2 * t], col.scale[n][1] = scale[8 * n + 2 * t + 1];
+                col.max[n][0] = col.max[n][1] = 0.0f;
+            }
+            fresh = (1u << (2 * NT)) - 1;
+            state.clear();
+        }
+        if (item < pages) {
+            const auto release = [&](int side) {
+                __syncwarp();
+                if (width > 1) {
+                    if (lane == 0) barrier_arrive(empty(slot, side));
+                    if (more) barrier_wait(empty(slot, side), phase);
+                }
+                if (more) {
+                    if (side == 0)
+                        send_key(slot);
+                    else
+                        send_value(slot);
+                }
+            };
+            float x[8][NT][4];
+            const uint32_t page = ring + uint32_t(slot) * p.shared.slot;
+            barrier_wait(full(slot, 0), phase);
+            K::template score<NT>(page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x);
+            release(0);
+            uint32_t pr[8][NT][2];
+            softmax<8, V::D, NT>(x, col, fresh, state, pr);
+            barrier_wait(full(slot, 1), phase);
+            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, lane, pr, state);
+            release(1);
+            if (more) more = advance();
+            if (++slot == p.slots) slot = 0, phase ^= 1;
+        } else {
+            attend_quarter<K, V, NT>(p, p.plans[sequence], head, item - pages, first_column, q, lane, col, fresh,
+                                     state);
+        }
+        const bool ends = ++item == items;
+        if (ends || left == 1) {
+            const bool joins = !ends || (sequence == plan.sequence && head == plan.head && plan.item > 0);
+            Target to;
+            if (joins && left == 1) {
+                to.partial =
+                    reinterpret_cast<float*>(memory + p.shared.partial + uint32_t(warp) * p.shared.partial_stride);
+                to.ml = reinterpret_cast<float2*>(memory + p.shared.ml) + warp * 8 * NT;
+            } else if (joins) {
+                const int64_t w = int64_t(blockIdx.x) * p.warps_per_block + warp;
+                to.partial = p.warp_partial + w * 8 * NT * V::D;
+                to.ml = p.warp_ml + w * 8 * NT;
+            }
+            emit<V, NT>(p, to, sequence * p.kv_heads + head, first_column, col, state, lane);
+            item = 0, opening = true;
+            if (left > 1 && ++head == p.kv_heads) {
+                head = 0, ++sequence;
+                pages = p.plans[sequence].pages, items = p.plans[sequence].items;
+            }
+        }
+    }
+    if (plan.count == 0)
+        for (int i = lane; i < 8 * NT; i += 32)
+            (reinterpret_cast<float2*>(memory + p.shared.ml) + warp * 8 * NT)[i] = make_float2(kNoMaximum, 0.0f);
+    __syncthreads();
+    merge_block<V, NT>(p, memory, *reinterpret_cast<const BlockPlan*>(memory + p.shared.block), width);
+}
+
+} // namespace kvmosaic::cuda

@@ -1,0 +1,29 @@
+// Makes one row of the instance table out of template arguments. Included by the small files that CMake writes from
+// instances.def.
+#pragma once
+
+#include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/score_tiers.cuh"
+
+namespace kvmosaic::cuda {
+
+template <class K, class V, int NT, int THREADS>
+AttendInstance make_attend_instance(const char* name) {
+    static_assert(K::D == V::D);
+    AttendInstance row;
+    row.name = name;
+    row.key = K::spec();
+    row.value = V::spec();
+    row.widths = K::widths();
+    row.dim = K::D;
+    row.columns = 8 * NT;
+    row.threads = THREADS;
+    row.kernel = reinterpret_cast<const void*>(&attend_kernel<K, V, NT, THREADS>);
+    row.value_bytes = V::kBytes;
+    row.key_bytes = [](uint32_t tiers) { return K::bytes(tiers); };
+    row.shared = &shared_plan<K, V, NT>;
+    return row;
+}
+
+} // namespace kvmosaic::cuda

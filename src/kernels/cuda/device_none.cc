@@ -1,0 +1,35 @@
+// include/kvmosaic/device.h in a build without CUDA: no devices, and every call says why it cannot be served.
+#ifndef KVMOSAIC_WITH_CUDA
+
+#include "kvmosaic/device.h"
+
+#include "kernels/cuda/order.h"
+
+namespace kvmosaic::device {
+namespace {
+Status absent() { return Status(StatusCode::unsupported, "this build has no GPU backend (KVMOSAIC_CUDA is off)"); }
+} // namespace
+
+struct Attention::Impl {
+    std::string name;
+};
+
+std::vector<DeviceInfo> devices() { return {}; }
+std::vector<std::string> attention_kernels() { return {}; }
+
+Attention::Attention(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Attention::~Attention() = default;
+Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape&) { return absent(); }
+const std::string& Attention::kernel() const { return impl_->name; }
+int64_t Attention::scratch_bytes() const { return 0; }
+Status Attention::plan(const SequenceState*, int32_t, Stream) { return absent(); }
+Status Attention::attend(const AttendCall&, Stream) { return absent(); }
+
+Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream) { return absent(); }
+Status encode_mix(const MixCall&, Stream) { return absent(); }
+Status advance(SequenceState*, int32_t, int32_t, const Window&, const Window&, Stream) { return absent(); }
+Status append(const AppendCall&, Stream) { return absent(); }
+
+} // namespace kvmosaic::device
+
+#endif

@@ -1,0 +1,22 @@
+#include "kernels/cuda/launch.h"
+
+namespace kvmosaic::cuda {
+
+cudaError_t launch_attend(const AttendInstance& instance, const AttendParams& params, int32_t blocks, bool early,
+                          cudaStream_t stream) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(params.warps_per_block * 32));
+    config.dynamicSmemBytes = params.shared.bytes;
+    config.stream = stream;
+    cudaLaunchAttribute attribute[1];
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attribute;
+    config.numAttrs = early ? 1 : 0;
+    AttendParams p = params;
+    void* args[] = {&p};
+    return cudaLaunchKernelExC(&config, instance.kernel, args);
+}
+
+} // namespace kvmosaic::cuda
