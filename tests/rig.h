@@ -159,7 +159,11 @@ inline std::vector<std::string> all_specs() {
             "innerq:variant=hybrid,asym=4level,front=0,keep=100",
             "turboquant:skip=0",
             "q8_0",
-            "q4_0:hadamard=1,front=4"};
+            "q4_0:hadamard=1,front=4",
+            "rotatekv:bits=3,pins=3",
+            "kvquant:outliers=0.05",
+            "skvq:v=1.5,group=32",
+            "kvtuner"};
 }
 
 } // namespace kvmosaic::test

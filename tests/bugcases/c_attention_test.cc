@@ -35,7 +35,7 @@ TEST(BugCaseC5, UnwrittenMemoryIsNeverSeen) {
             auto poisoned = make(shape, spec); // make() poisons
             feed(*poisoned, text, 0, 400, 9);
             poisoned->remove(9);
-            auto plain = Cache::create(shape, spec);
+            auto plain = Cache::create(shape, calibrations::with_file(spec, shape));
             ASSERT_TRUE(plain.ok());
             const auto a = feed(*poisoned, text, 0, rows), b = feed(**plain, text, 0, rows);
             EXPECT_EQ(0, std::memcmp(a.data(), b.data(), a.size() * sizeof(float))) << spec << " rows " << rows;

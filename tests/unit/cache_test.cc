@@ -10,9 +10,8 @@ class CacheAttend : public testing::TestWithParam<std::string> {};
 
 // Row by row: what attend gives is attention over what decode shows, at every page border.
 TEST_P(CacheAttend, MatchesDoubleOverDecodedValues) {
-    for (const auto& l : {LayerShape{9, 3, 64, 64}, LayerShape{4, 2, 80, 80}, LayerShape{5, 1, 128, 64}}) {
-        ModelShape shape;
-        shape.layers = {l};
+    for (const ModelShape& shape : {one_layer(9, 3, 64), one_layer(4, 2, 80), one_layer(5, 1, 128, 64)}) {
+        const LayerShape& l = shape.layers[0];
         const Text text(l, 560, 3);
         auto cache = make(shape, GetParam());
         ASSERT_TRUE(cache);
