@@ -1,0 +1,7 @@
+#include "kernels/cuda/encode_grid.cuh"
+
+namespace kvmosaic::cuda {
+
+template cudaError_t launch_encode_dim<HalfRows, 128>(const DevicePage&, const EncodeParams&, cudaStream_t);
+
+} // namespace kvmosaic::cuda
