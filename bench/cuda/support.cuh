@@ -66,8 +66,11 @@ __global__ static void fill_pages(DevicePage page, uint8_t* pool, int64_t stride
     for (uint32_t i = threadIdx.x; i < page.bytes / 4; i += blockDim.x)
         reinterpret_cast<uint32_t*>(to)[i] = i * 4 < page.raw_offset ? hash(id, i) : 0u;
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < uint32_t(page.raw_padded) * page.quads * 64; i += blockDim.x)
-        reinterpret_cast<__half*>(to + page.raw_offset)[i] = __float2half(2.4f * uniform(id + 1, i) - 1.2f);
+    for (uint32_t i = threadIdx.x; i < uint32_t(page.raw_live) * page.lanes; i += blockDim.x) {
+        const int lane = int(i % page.lanes), position = int(i / page.lanes);
+        *reinterpret_cast<__half*>(to + raw_site(page.side, page.raw_offset, page.quads, lane, position)) =
+            __float2half(2.4f * uniform(id + 1, i) - 1.2f);
+    }
     for (int t = 0; t < page.tier_count; ++t) {
         const DeviceTier& tier = page.tiers[t];
         const float top = float(page.levels ? page.levels - 1 : (1 << tier.bits) - 1);

@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "kvmosaic/method.h"
 #include "kvmosaic/status.h"
 #include "kvmosaic/store.h"
 
@@ -170,8 +169,12 @@ Status encode_mix(const MixCall& call, Stream stream);
 
 // ---- steps ----
 
+// Which rows stay raw, of one side: the fields and rules of Window (method.h).
+struct RowWindow {
+    int32_t front = 0, keep = 0, flush = 0, first = 0;
+};
 // Adds `new_rows` to every sequence and sets what is due under the windows.
-Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const Window& key, const Window& value,
+Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const RowWindow& key, const RowWindow& value,
                Stream stream);
 
 struct AppendCall {
@@ -183,7 +186,8 @@ struct AppendCall {
     ElementType type = ElementType::bf16;
     StoreSpec key, value; // grids as `encode` takes them
 };
-// Stores the new rows raw and packs what is due on both sides. Pages are those of the tables.
+// Stores the new rows raw and packs what is due on both sides; key.flush is 128 or 0. Pages are those of the tables.
+// Values of earlier rows are packed while the kernel before may still run, which therefore must not read this layer.
 Status append(const AppendCall& call, Stream stream);
 
 } // namespace kvmosaic::device

@@ -94,7 +94,7 @@ TEST(CudaEncode, MixPagesEqualThePlanAndTheReference) {
     KVMOSAIC_NEEDS_GPU();
     const int dim = 128, heads = 6;
     const float raw_above = 12.0f, mid_above = 1.6f;
-    auto method = open_method("mixkvq");
+    auto method = open_method("mixkvq:group=128");
     ASSERT_TRUE(method.ok());
     for (const bool bf16 : {false, true}) {
         const Rows rows(heads, dim, bf16, 5);

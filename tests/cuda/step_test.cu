@@ -6,6 +6,7 @@
 #include "gpu.h"
 #include "kernels/cuda/transcode.h"
 #include "kernels/kernels.h"
+#include "kvmosaic/method.h"
 #include "unit/codec_util.h"
 
 namespace kvmosaic::testing {
@@ -16,7 +17,9 @@ using cuda::bench::DeviceArray;
 TEST(CudaStep, CapturedDecodeLoopKeepsPagesAndResults) {
     KVMOSAIC_NEEDS_GPU();
     const int sequences = 3, kv_heads = 2, group = 4, heads = kv_heads * group, dim = 128, steps = 420, pages = 4;
-    const Window key_window{.front = 4, .keep = 0, .flush = 128}, value_window{.front = 4, .keep = 128, .flush = 1};
+    const Window key_rule{.front = 4, .keep = 0, .flush = 128}, value_rule{.front = 4, .keep = 128, .flush = 1};
+    const device::RowWindow key_window{.front = 4, .keep = 0, .flush = 128};
+    const device::RowWindow value_window{.front = 4, .keep = 128, .flush = 1};
     const StoreSpec key = grid_spec(Side::key, 2, 128), value = grid_spec(Side::value, 2, 128);
     const uint32_t key_bytes = device::page_bytes(key, Side::key, dim),
                    value_bytes = device::page_bytes(value, Side::value, dim);
@@ -96,7 +99,8 @@ TEST(CudaStep, CapturedDecodeLoopKeepsPagesAndResults) {
         if (!look) continue;
 
         const int rows = step + 1, beyond = std::max(0, rows - 4);
-        const int key_packed = int(key_window.packed_after(0, beyond)), value_packed = std::max(0, beyond - 128);
+        const int key_packed = int(key_rule.packed_after(0, beyond)),
+                  value_packed = int(value_rule.packed_after(0, beyond));
         const std::vector<float> got = out.to_host();
         const std::vector<uint8_t> keys = key_pool.to_host(), values = value_pool.to_host();
         double d2 = 0.0, n2 = 0.0;

@@ -112,7 +112,7 @@ template <class T, int D, int BITS, int NG>
 __global__ void __launch_bounds__(D) append_rows(const AppendParams p) {
     __shared__ uint8_t codes[D];
     __shared__ float2 ranges[D / 32];
-    wait_for_previous_kernel();
+    // The states are older than the kernel before (device.h): what attention reads before its wait is older still.
     let_next_kernel_start();
     const int sequence = blockIdx.x / p.kv_heads, kv_head = blockIdx.x - sequence * p.kv_heads, c = threadIdx.x;
     const SequenceState s = p.states[sequence];
@@ -123,19 +123,31 @@ __global__ void __launch_bounds__(D) append_rows(const AppendParams p) {
         const int capacity = row < s.front ? side.front.capacity : side.recent.capacity;
         return base + (head * capacity + (row < s.front ? row : (row - s.front) % capacity)) * D;
     };
-    for (int r = 0; r < p.new_rows; ++r) {
-        const int row = s.rows - p.new_rows + r;
-        const int64_t from = ((int64_t(sequence) * p.new_rows + r) * p.kv_heads + kv_head) * D + c;
-        const uint16_t k = static_cast<const uint16_t*>(p.k)[from], v = static_cast<const uint16_t*>(p.v)[from];
-        const bool bf16 = p.type == ElementType::bf16;
-        place(m.key, row)[c] = Raw<T>::put(contained(bf16 ? Raw<Bf16Rows>::get(k) : Raw<HalfRows>::get(k)));
-        place(m.value, row)[c] = Raw<T>::put(contained(bf16 ? Raw<Bf16Rows>::get(v) : Raw<HalfRows>::get(v)));
-    }
-    __syncthreads();
-    for (int at = s.value_before; at < s.value_packed; ++at) {
-        const PageRef ref = m.value.pages[head * m.table_stride + at / kPageTokens];
-        pack_value<T, D>(p, Raw<T>::get(place(m.value, s.front + at)[c]), at % kPageTokens,
-                         m.value.pool + int64_t(ref.unit) * kUnit, codes, ranges);
+    // Values of earlier rows, then the new rows, then what is due of those.
+    const int old = min(max(s.rows - p.new_rows - s.front, s.value_before), s.value_packed);
+    const auto pack_values = [&](int from, int to) {
+        for (int at = from; at < to; ++at) {
+            const PageRef ref = m.value.pages[head * m.table_stride + at / kPageTokens];
+            pack_value<T, D>(p, Raw<T>::get(place(m.value, s.front + at)[c]), at % kPageTokens,
+                             m.value.pool + int64_t(ref.unit) * kUnit, codes, ranges);
+        }
+    };
+    int from_value = s.value_before, to_value = old;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+        pack_values(from_value, to_value);
+        if (pass == 1) break;
+        from_value = old, to_value = s.value_packed;
+        wait_for_previous_kernel();
+        for (int r = 0; r < p.new_rows; ++r) {
+            const int row = s.rows - p.new_rows + r;
+            const int64_t from = ((int64_t(sequence) * p.new_rows + r) * p.kv_heads + kv_head) * D + c;
+            const uint16_t k = static_cast<const uint16_t*>(p.k)[from], v = static_cast<const uint16_t*>(p.v)[from];
+            const bool bf16 = p.type == ElementType::bf16;
+            place(m.key, row)[c] = Raw<T>::put(contained(bf16 ? Raw<Bf16Rows>::get(k) : Raw<HalfRows>::get(k)));
+            place(m.value, row)[c] = Raw<T>::put(contained(bf16 ? Raw<Bf16Rows>::get(v) : Raw<HalfRows>::get(v)));
+        }
+        __syncthreads();
     }
     if constexpr (BITS > 0) {
         for (int at = s.key_before / kPageTokens * kPageTokens; at + kPageTokens <= s.key_packed; at += kPageTokens) {
@@ -155,7 +167,7 @@ __global__ void advance_states(const AdvanceParams p) {
     s.key_before = s.key_packed, s.value_before = s.value_packed;
     s.rows += p.new_rows;
     s.front = min(max(p.key.front, p.value.front), s.rows);
-    const auto packed = [&](const Window& w, int before) { // Window::packed_after
+    const auto packed = [&](const device::RowWindow& w, int before) { // Window::packed_after
         const int rows = s.rows - s.front;
         return w.flush == 0 || rows < w.first || rows - before < w.keep + w.flush
                    ? before

@@ -264,7 +264,7 @@ Status encode_mix(const MixCall& call, Stream stream) {
     return failed("encode_mix", cuda::launch_encode_mix(p, stream_of(stream)));
 }
 
-Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const Window& key, const Window& value,
+Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const RowWindow& key, const RowWindow& value,
                Stream stream) {
     if (new_rows < 1 || new_rows > kPageTokens)
         return bad("new_rows = " + std::to_string(new_rows) + ": must be 1 to 128");

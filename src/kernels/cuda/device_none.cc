@@ -27,7 +27,7 @@ Status Attention::attend(const AttendCall&, Stream) { return absent(); }
 
 Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream) { return absent(); }
 Status encode_mix(const MixCall&, Stream) { return absent(); }
-Status advance(SequenceState*, int32_t, int32_t, const Window&, const Window&, Stream) { return absent(); }
+Status advance(SequenceState*, int32_t, int32_t, const RowWindow&, const RowWindow&, Stream) { return absent(); }
 Status append(const AppendCall&, Stream) { return absent(); }
 
 } // namespace kvmosaic::device

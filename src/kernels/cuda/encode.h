@@ -17,7 +17,7 @@ struct EncodeParams {
     int32_t count = 0;
     uint8_t* pool = nullptr;
 
-    // Tiered pages whose tiers are chosen here: MixKVQ's score of a channel, mean |q| times the step of 2 bits.
+    // Tiered pages whose tiers are chosen here: the score of a channel is its mean |q| times its step at 2 bits.
     const float* query_sum = nullptr;         // [heads][D] sum of |q|
     const int32_t* query_count = nullptr;     // [heads]
     float raw_above = 0.0f, mid_above = 0.0f; // thresholds: score above -> raw, else above -> 4 bits, else 2 bits
@@ -53,7 +53,7 @@ cudaError_t launch_append(const DevicePage& key, const AppendParams& params, cud
 struct AdvanceParams {
     SequenceState* states = nullptr;
     int32_t sequences = 0, new_rows = 1;
-    Window key, value;
+    device::RowWindow key, value;
 };
 cudaError_t launch_advance(const AdvanceParams& params, cudaStream_t stream);
 

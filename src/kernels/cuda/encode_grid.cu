@@ -38,6 +38,7 @@ cudaError_t launch_encode_grid(const DevicePage& page, const EncodeParams& p, cu
     if (page.kind != StoreKind::grid || page.rule != GridRule::asym || page.levels != 0 || page.along_depth || !even ||
         page.params != ParamType::f16 || page.clip != 1.0f)
         return cudaErrorNotSupported;
+    if (page.dim != 64 && page.dim != 128 && page.dim != 256) return cudaErrorNotSupported;
     if (p.count == 0) return cudaSuccess;
     return p.type == ElementType::bf16 ? launch_dim<Bf16Rows>(page, p, stream) : launch_dim<HalfRows>(page, p, stream);
 }
