@@ -11,6 +11,8 @@
 #include "kernels/cuda/order.h"
 #include "kvmosaic/device.h"
 
+struct float2; // of the CUDA toolkit; the plan is plain C++ and is tested without it
+
 namespace kvmosaic::cuda {
 
 inline constexpr int32_t kQuarter = 32;
