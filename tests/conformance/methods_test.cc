@@ -334,6 +334,28 @@ TEST_P(Methods, FreezesArePureAndComplete) {
     }
 }
 
+// Rows of zeros: a channel without anything in it still needs a scale above 0, and ties an order.
+TEST_P(Methods, FreezesOfZerosAreValid) {
+    for (const int32_t dim : {1, 20, 64, 128}) {
+        const Rope rope = rope_of(dim);
+        for (const auto& method : all(dim)) {
+            for (const Side side : {Side::key, Side::value}) {
+                SidePlan plan = method->initial(side, 2, 1, dim);
+                if (!method->freezes(side) || plan.window.front > 3 * kPageTokens) continue;
+                Data data(dim, 11);
+                std::fill(data.rows.begin(), data.rows.end(), 0.0f);
+                std::fill(data.abs_sum.begin(), data.abs_sum.end(), 0.0f);
+                method->freeze(data.opening(side, plan.window.front, &rope), &plan);
+                Status s = validate(plan.transform, dim, 4);
+                EXPECT_TRUE(s.ok()) << method->spec() << " " << dim << ": " << s.message();
+                if (plan.store.kind != StoreKind::tiered) continue;
+                s = validate(plan.ladder, dim);
+                EXPECT_TRUE(s.ok()) << method->spec() << " " << dim << ": " << s.message();
+            }
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Methods, testing::ValuesIn(methods()), [](const auto& test) { return test.param->name; });
 
 TEST(MethodList, NamesAreUnique) {
