@@ -4,9 +4,8 @@
 //
 // What differs from paper and released code:
 // - Windows as intended: at least 96 recent tokens stay raw, keys leave one by one, values 32 at a time. In the
-// released
-//   code the raw window of the values falls to 0 .. 31 within a few steps, because it flushes at a full flush size
-//   instead of beyond the window.
+//   released code the raw window of the values falls to 0 .. 31 within a few steps, because it flushes at a full flush
+//   size instead of beyond the window.
 // - Key normalization (divide channel c by sqrt(max |k_c|)) is on in every use; a misspelt argument turns it off in one
 //   of the released scripts. Norms are taken once a sequence from the 128 tokens after the front, whatever the prompt's
 //   length; released: from the prompt's packed tokens, or from the first one that is ever packed. A channel of zeros
