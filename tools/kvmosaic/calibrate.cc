@@ -46,15 +46,15 @@ void add_calibrate(CLI::App& app) {
     verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
     verb->add_option("-f,--file", o->file, "text to look at (-: standard input), or .jsonl of question and answer")
         ->required();
-    verb->add_option("--method", o->task.method, fmt::format("{}", fmt::join(eval::calibrated_methods(), ", ")))
+    verb->add_option("--method", o->task.method, fmt::format("one of {}", fmt::join(eval::calibrated_methods(), ", ")))
         ->required();
     verb->add_option("-o,--output", o->out, "the calibration file")->required();
     verb->add_option("--tokens", o->task.tokens,
-                     "of the text, from its start; their keys and values are held in memory")
+                     "tokens to look at, from the text's start; their keys and values are held in memory")
         ->capture_default_str();
     verb->add_option("--window", o->task.window, "tokens after which the model starts anew")->capture_default_str();
     CLI::Option* bits =
-        verb->add_option("--bits", o->task.bits, "kvtuner: most bits a value, mean over layers and sides")
+        verb->add_option("--bits", o->task.bits, "kvtuner: cap on the mean bits of a code over layers and sides")
             ->capture_default_str();
     CLI::Option* base = verb->add_option("--base", o->base, "kvtuner: kivi (keys per channel) or token")
                             ->check(CLI::IsMember({"kivi", "token"}))
@@ -69,7 +69,7 @@ void add_calibrate(CLI::App& app) {
         "  kvmosaic compare -m tiny -f text.txt --cache kvquant:calib=tiny.kvquant\n"
         "The same text and model give the same file. Calibrate on another text than the one you evaluate on.\n"
         "kvtuner: widths are chosen by the error of each layer's attention output, steepest descent under the\n"
-        "cap; the paper's search over clusters of layers by accuracy of a task (NSGA-II) is not there yet.");
+        "cap; the paper's search over clusters of layers by accuracy of a task (NSGA-II) is not part of it.");
     verb->callback([o, bits, base] { calibrate(*o, bits->count() > 0, base->count() > 0); });
 }
 

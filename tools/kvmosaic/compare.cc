@@ -130,18 +130,22 @@ void add_compare(CLI::App& app) {
                      "text to evaluate on (-: standard input), or .jsonl of question and answer; repeat for more texts")
         ->required()
         ->allow_extra_args(false);
-    verb->add_option("--cache", o->specs, "cache spec; repeat for more rows (f16 is always there)")
+    verb->add_option("--cache", o->specs, "cache spec (kvmosaic methods); repeat for more rows (f16 is always there)")
         ->required()
         ->allow_extra_args(false);
     verb->add_option("--window", o->window, "tokens a window")->capture_default_str();
     verb->add_option("--windows", o->windows,
                      "windows from a text's start, for all texts or once for each (default 4; or -f FILE:N)")
         ->allow_extra_args(false);
-    CLI::Option* score = verb->add_option("--score-from", o->score_from, "first token of a window that is scored")
-                             ->capture_default_str();
+    CLI::Option* score =
+        verb->add_option("--score-from", o->score_from,
+                         "first token of a window that is scored (by default at most half of the window)")
+            ->capture_default_str();
     verb->add_option("--tokens", o->tokens, "in place of --windows: about this many tokens");
     add_weights(verb, &o->weights);
-    verb->add_option("--step", o->step, "decode: each token sees what it would see alone; chunk: as a serving engine")
+    verb->add_option(
+            "--step", o->step,
+            "decode: each token sees what it would see decoded one by one; chunk: tokens of a step see each other raw")
         ->check(CLI::IsMember({"decode", "chunk"}))
         ->capture_default_str();
     verb->add_option("--ubatch", o->ubatch, "tokens a step (default 128; 512 with --step chunk)")
@@ -156,10 +160,12 @@ void add_compare(CLI::App& app) {
         "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --tokens 1024 --json result.json\n"
         "  kvmosaic compare -m small -f long.txt --cache mixkvq --resume run.progress\n"
         "  kvmosaic compare -m tiny -f wiki.txt:4 -f gsm8k.jsonl:2 --cache kivi:bits=2\n"
+        "\"bits\" are true bits per value: codes, scales, offsets, maps, padding and raw windows, at the end of a "
+        "window.\n"
         "\"at 2K\" and \"at 8K\" are true bits at those contexts, whatever the window. \"ratio\" is the perplexity by\n"
-        "that of f16 on the same positions. KL and top-1 are against the f16 cache. The row \"floor\" is the f16 cache "
-        "against an f32 cache on the\n"
-        "same weights: differences of that size are rounding, not the cache. JSON: docs/json.md.");
+        "that of f16 on the same positions. KL and top-1 are against the f16 cache. The row \"floor\" is the f16\n"
+        "cache against an f32 cache on the same weights: differences of that size are rounding, not the cache.\n"
+        "JSON: docs/json.md.");
     verb->callback([o, score] { compare(*o, score->count() > 0); });
 }
 

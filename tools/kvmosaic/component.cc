@@ -117,7 +117,7 @@ void add_component(CLI::App& eval) {
         ->needs(model)
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
-    verb->add_option("--cache", o->specs, "cache spec; repeat for more rows (f16 is always there)")
+    verb->add_option("--cache", o->specs, "cache spec (kvmosaic methods); repeat for more rows (f16 is always there)")
         ->required()
         ->allow_extra_args(false);
     verb->add_option("--prefill", o->task.prefill, "rows of the first step")->capture_default_str();
@@ -137,8 +137,9 @@ void add_component(CLI::App& eval) {
         "Examples\n"
         "  kvmosaic eval component --cache pnmix --cache mixkvq\n"
         "  kvmosaic eval component -m tiny -f text.txt --layer 3 --cache pnmix --cache kivi:bits=2 --json r.json\n"
-        "Means over the decoded rows and query heads: KL of the attention weights, error and cosine of the\n"
-        "output, error of the weight on the first 4 rows. plans: how often the method decided for this layer;\n"
+        "Without -m, rows come from a random network of the given sizes. Means over the decoded rows and query\n"
+        "heads: KL of the attention weights, squared error and cosine of the output; sink error: of the weight\n"
+        "on the first 4 rows. bits: true bits at the end. plans: how often the method decided for this layer;\n"
         "mask: whether what it had decided after the prefill was still in force at the end. bytes: of all\n"
         "layers. JSON: docs/json.md.");
     verb->callback([o] { component(*o); });

@@ -42,7 +42,8 @@ Ladder parse_ladder(const std::string& text, int dim) {
 
 std::string window_text(const Window& w) {
     if (w.flush == 0) return "everything stays raw";
-    return fmt::format("front {}, keep {}, flush {}", w.front, w.keep, w.flush);
+    const std::string text = fmt::format("front {}, keep {}, flush {}", w.front, w.keep, w.flush);
+    return w.first == 0 ? text : fmt::format("{}, first {}", text, w.first);
 }
 
 // Layouts alone, from the spec and a head size.
