@@ -83,7 +83,7 @@ Prepared prepare_model(const std::string& wish, const std::string& weights, cons
 
 void add_weights(CLI::App* app, std::string* weights) {
     app->add_option("--weights", *weights,
-                    "f16, f32: dequantized once and kept in the cache folder; as-is (default f16, up to 4 GiB)")
+                    "f16, f32: dequantized once and kept in the cache folder; as-is (default f16; above 4 GiB as-is)")
         ->check(CLI::IsMember({"f16", "f32", "as-is"}));
 }
 

@@ -181,13 +181,14 @@ void add_passkey(CLI::App& eval) {
     auto o = std::make_shared<Options>();
     CLI::App* verb = eval.add_subcommand("passkey", "find a number hidden in a long text, through each cache");
     verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
-    verb->add_option("--cache", o->task.specs, "cache spec; repeat for more rows (f16 is always there)")
+    verb->add_option("--cache", o->task.specs,
+                     "cache spec (kvmosaic methods); repeat for more rows (f16 is always there)")
         ->required()
         ->allow_extra_args(false);
     verb->add_option("--lengths", o->task.lengths, "tokens of a prompt, separated by commas")
         ->delimiter(',')
         ->capture_default_str();
-    verb->add_option("--depths", o->task.depths, "where the key lies, 0 to 1, separated by commas")
+    verb->add_option("--depths", o->task.depths, "where the key lies, 0 (start) to 1 (end), separated by commas")
         ->delimiter(',')
         ->capture_default_str();
     verb->add_option("--trials", o->task.trials, "keys for each length and depth")->capture_default_str();
@@ -204,7 +205,8 @@ void add_passkey(CLI::App& eval) {
         "  kvmosaic eval passkey -m small --cache mixkvq --lengths 512,1024 --depths 0,0.5,1 --trials 10 "
         "--resume keys.jsonl\n"
         "The text is made by this program; the answer is decoded greedily, each token seeing what it would see\n"
-        "alone, and counts when a run of digits in it is the key, digit for digit. JSON: docs/json.md.");
+        "alone, and counts when a run of digits in it is the key, digit for digit. Table: keys found / trials. JSON: "
+        "docs/json.md.");
     verb->callback([o] { passkey(*o); });
 }
 
