@@ -84,9 +84,9 @@ struct Step {
     std::vector<std::pair<int32_t, int32_t>> source; // [rows of the step] (sequence, its new row) that it reads
     std::vector<RowTile> tiles;
     std::vector<uint8_t> written; // [L] whether the layer's rows arrived
-    bool split = false;         // every span of the context is a work item of its own (few rows, long context)
-    int64_t partial_stride = 0; // floats per item
-    std::vector<float> partial; // states of split items
+    bool split = false;           // every span of the context is a work item of its own (few rows, long context)
+    int64_t partial_stride = 0;   // floats per item
+    std::vector<float> partial;   // states of split items
     std::vector<std::atomic<int32_t>> remaining; // [tiles][heads] spans not done yet
     WorkCounter write_work, attend_work;
 };
