@@ -11,7 +11,7 @@ help:
 	@echo "make model-NAME    fetch a model: tiny, small, base, swa"
 	@echo "make format        format the C++ sources        make tidy    run clang-tidy"
 	@echo "make asan          unit tests under address and undefined-behaviour sanitizers (also: ubsan, tsan)"
-	@echo "make cuda          compile the public headers with nvcc"
+	@echo "make cuda          the GPU backend and its tests (smoke set; skipped without a GPU)"
 	@echo "make install       install to PREFIX (default /usr/local)"
 	@echo "make clean         remove build/ (models and llama.cpp stay in the cache folder)"
 
