@@ -98,6 +98,7 @@ struct TierLayout {
     uint16_t param_first = 0; // column of its first scale in the [groups][coded] arrays
     uint32_t offset = 0;      // of its codes, bytes from the start of a lane block
     uint32_t bytes = 0;       // of its codes in a lane block: padded * bits, or 8 * padded / 5 for three levels
+    bool operator==(const TierLayout&) const = default;
 };
 
 struct PageLayout {
@@ -131,6 +132,7 @@ struct PageLayout {
     uint32_t map_offset = 0, map_bytes = 0; // [D] channel at each ladder position; u8, or u16 from D 257 on
     uint32_t bytes = 0;                     // the whole page, a multiple of kPageAlign
 
+    bool operator==(const PageLayout&) const = default;
     bool has_scales() const { return kind != StoreKind::raw && kvmosaic::has_scales(rule); }
     bool has_offsets() const { return kind != StoreKind::raw && kvmosaic::has_offsets(rule); }
     int32_t group_at(int32_t i) const { // of a lane, or of a depth position where groups run along the depth

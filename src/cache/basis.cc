@@ -9,30 +9,31 @@
 namespace kvmosaic {
 
 TurnTable::TurnTable(const Rope& r) : rope(r), pairs(r.rotary / 2) {
+    for (int32_t i = 0; i < pairs; ++i)
+        angles.push_back(rope.angle(i));
     cosine.resize(size_t(kPageTokens) * size_t(pairs));
     sine.resize(cosine.size());
     for (int32_t p = 0; p < kPageTokens; ++p)
         for (int32_t i = 0; i < pairs; ++i) {
-            const double t = double(p) * rope.angle(i);
+            const double t = double(p) * angles[size_t(i)];
             cosine[size_t(p * pairs + i)] = std::cos(t);
             sine[size_t(p * pairs + i)] = std::sin(t);
         }
 }
 
 void TurnTable::turn(float* rows, int32_t n, int64_t stride, const int32_t* positions, int32_t base, int sign) const {
-    double c0[kMaxHeadDim / 2], s0[kMaxHeadDim / 2], angles[kMaxHeadDim / 2];
+    double c0[kMaxHeadDim / 2], s0[kMaxHeadDim / 2];
     for (int32_t i = 0; i < pairs; ++i) {
-        angles[i] = rope.angle(i);
-        c0[i] = std::cos(double(base) * angles[i]);
-        s0[i] = std::sin(double(base) * angles[i]);
+        c0[i] = std::cos(double(base) * angles[size_t(i)]);
+        s0[i] = std::sin(double(base) * angles[size_t(i)]);
     }
     for (int32_t t = 0; t < n; ++t) {
         const int64_t delta = int64_t(positions[t]) - base;
         float* x = rows + t * stride;
         for (int32_t i = 0; i < pairs; ++i) {
             const bool near = delta >= 0 && delta < kPageTokens; // else a gap in the positions
-            const double cd = near ? cosine[size_t(delta * pairs + i)] : std::cos(double(delta) * angles[i]);
-            const double sd = near ? sine[size_t(delta * pairs + i)] : std::sin(double(delta) * angles[i]);
+            const double cd = near ? cosine[size_t(delta * pairs + i)] : std::cos(double(delta) * angles[size_t(i)]);
+            const double sd = near ? sine[size_t(delta * pairs + i)] : std::sin(double(delta) * angles[size_t(i)]);
             const float c = float(c0[i] * cd - s0[i] * sd);
             const float s = float(sign) * float(s0[i] * cd + c0[i] * sd);
             const auto [a, b] = rope.pair(i);

@@ -19,6 +19,7 @@ struct TurnTable {
     explicit TurnTable(const Rope& r);
     Rope rope;
     int32_t pairs = 0;
+    std::vector<double> angles;       // [pairs] a position
     std::vector<double> cosine, sine; // [kPageTokens][pairs]
     // Turns n rows by the positions (sign +1) or back (sign -1); base: the position of the page's first row.
     void turn(float* rows, int32_t n, int64_t stride, const int32_t* positions, int32_t base, int sign) const;

@@ -7,6 +7,7 @@
 
 #include "cache/impl.h"
 #include "cache/scratch.h"
+#include "core/hash.h"
 
 namespace kvmosaic {
 
@@ -99,12 +100,9 @@ std::shared_ptr<const TurnTable> turn_table(const Rope& rope,
     return std::make_shared<const TurnTable>(rope);
 }
 
-// FNV-1a over what a method took from a calibration file, so that a saved state is not read with another.
+// Over what a method took from a calibration file, so that a saved state is not read with another.
 uint64_t hash_plan(uint64_t h, const SidePlan& plan) {
-    const auto add = [&](const void* p, size_t n) {
-        for (size_t i = 0; i < n; ++i)
-            h = (h ^ static_cast<const uint8_t*>(p)[i]) * 0x100000001b3ull;
-    };
+    const auto add = [&](const void* p, size_t n) { h = fnv1a(p, n, h); };
     const Transform& t = plan.transform;
     add(t.shift.data(), t.shift.size() * sizeof(float));
     add(t.scale.data(), t.scale.size() * sizeof(float));
@@ -138,7 +136,6 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
                                                    "' is not available here; this machine has: " + list);
     }
 
-    im->calibration = 0xcbf29ce484222325ull;
     im->side_first.assign(shape.layers.size(), -1);
     bool packs = false;
     for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {

@@ -9,6 +9,7 @@
 
 #include "cache/basis.h"
 #include "core/arena.h"
+#include "core/hash.h"
 #include "kernels/kernels.h"
 #include "kvmosaic/cache.h"
 
@@ -101,7 +102,7 @@ struct Cache::Impl {
     const kernels::Table* table = nullptr;
     Arena arena;
     Path path = Path::raw;
-    uint64_t calibration = 0; // hash of what plans hold beyond the spec: transforms, codebooks, groups
+    uint64_t calibration = kFnvStart; // hash of what plans hold beyond the spec: transforms, codebooks, groups
 
     std::vector<int32_t> side_first; // [L] index of the first SideState of a layer
     int32_t side_count = 0;

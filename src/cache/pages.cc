@@ -9,24 +9,10 @@
 namespace kvmosaic {
 
 const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
-    const auto same = [&](const PageLayout& a) {
-        if (a.kind != layout.kind || a.side != layout.side || a.dim != layout.dim || a.tokens != layout.tokens ||
-            a.bytes != layout.bytes || a.raw != layout.raw || a.params != layout.params || a.group != layout.group ||
-            a.rule != layout.rule || a.levels != layout.levels || a.clip != layout.clip || a.book != layout.book ||
-            a.edges != layout.edges || a.along_depth != layout.along_depth || a.outliers != layout.outliers ||
-            a.map_bytes != layout.map_bytes || a.tier_count != layout.tier_count || a.raw_depth != layout.raw_depth ||
-            a.zero_bits != layout.zero_bits)
-            return false;
-        for (int i = 0; i < a.tier_count; ++i)
-            if (a.tiers[size_t(i)].bits != layout.tiers[size_t(i)].bits ||
-                a.tiers[size_t(i)].live != layout.tiers[size_t(i)].live)
-                return false;
-        return true;
-    };
     const std::lock_guard lock(layouts_mutex);
     // Newest first: neighbouring pages of a head tend to have the ladder of the page before.
     for (auto it = layouts.rbegin(); it != layouts.rend(); ++it)
-        if (same(**it)) return it->get();
+        if (**it == layout) return it->get();
     layouts.push_back(std::make_unique<PageLayout>(layout));
     return layouts.back().get();
 }

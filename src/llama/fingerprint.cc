@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/hash.h"
 #include "ggml-backend.h"
 #include "llama/memory.h"
 
@@ -19,13 +20,12 @@ std::string fingerprint_of(const llama_model& model) {
     }
     if (norms.empty()) return {};
     std::sort(norms.begin(), norms.end());
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = kFnvStart;
     std::vector<uint8_t> bytes;
     for (const auto& [name, tensor] : norms) {
         bytes.resize(ggml_nbytes(tensor));
         ggml_backend_tensor_get(tensor, bytes.data(), 0, bytes.size());
-        for (const uint8_t byte : bytes)
-            hash = (hash ^ byte) * 0x100000001b3u;
+        hash = fnv1a(bytes.data(), bytes.size(), hash);
     }
     char text[17];
     std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));

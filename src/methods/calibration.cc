@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "core/hash.h"
 #include "core/text.h"
 
 namespace kvmosaic {
@@ -16,13 +17,6 @@ namespace {
 constexpr std::string_view kMagic = "kvmosaic-calibration";
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMaxLayers = 100000;
-
-uint64_t fnv1a(std::string_view bytes) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (const char c : bytes)
-        hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
-    return hash;
-}
 
 std::string hex16(uint64_t x) {
     std::string out(16, '0');
@@ -151,7 +145,7 @@ bool read_records(Reader* in, std::string_view bytes, Calibration* out) {
     // Before anything else is believed: a byte that was changed or lost on the way.
     const size_t last = bytes.rfind("\nchecksum ");
     if (last == std::string_view::npos) return in->fail("checksum", "the last line is missing: the file is cut off");
-    out->checksum = fnv1a(bytes.substr(0, last + 1));
+    out->checksum = fnv1a(bytes.data(), last + 1);
     const std::string sum = hex16(out->checksum);
     if (bytes.substr(last + 1) != "checksum " + sum + "\n")
         return in->fail("checksum", "must be " + sum + " for these bytes: the file was changed or damaged");
@@ -275,7 +269,7 @@ Status write_calibration(const std::string& path, const Calibration& c) {
         }
         out += "\n";
     }
-    out += "checksum " + hex16(fnv1a(out)) + "\n";
+    out += "checksum " + hex16(fnv1a(out.data(), out.size())) + "\n";
 
     const std::string part = path + "." + hex16(uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()));
     std::ofstream file(part, std::ios::binary | std::ios::trunc);

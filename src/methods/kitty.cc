@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 
 #include "methods/method.h"
 
@@ -53,9 +52,7 @@ public:
             for (int32_t d = 0; d < in.dim; ++d)
                 sums[size_t(d)] += std::abs(in.rows[t * in.dim + d]);
         plan->channels.resize(size_t(in.dim));
-        std::iota(plan->channels.begin(), plan->channels.end(), uint16_t(0));
-        std::sort(plan->channels.begin(), plan->channels.end(),
-                  [&](uint16_t a, uint16_t b) { return sums[a] != sums[b] ? sums[a] > sums[b] : a < b; });
+        rank(sums.data(), in.dim, plan->channels.data());
         const int32_t top = std::min(in.dim, int32_t(ratio_ * in.dim));
         std::sort(plan->channels.begin(), plan->channels.begin() + top);
         std::sort(plan->channels.begin() + top, plan->channels.end());

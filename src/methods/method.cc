@@ -108,6 +108,12 @@ StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim) {
     return token_store(StoreKind::grid, GridRule::asym, bits, values.integer("group"), dim, params_of(values));
 }
 
+void rank(const float* scores, int32_t n, uint16_t* order) {
+    std::iota(order, order + n, uint16_t(0));
+    std::sort(order, order + n,
+              [&](uint16_t a, uint16_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+}
+
 void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan) {
     plan->ladder = Ladder::uniform(bits, uint16_t(dim));
     plan->channels.resize(size_t(dim));

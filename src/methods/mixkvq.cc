@@ -56,7 +56,7 @@ public:
 
     void plan(const PlanInput& in, SidePlan* plan) const override {
         if (in.side != Side::key) return;
-        std::array<float, kMaxHeadDim> scores; // no heap: plans are made while a step runs
+        std::array<float, kMaxHeadDim> scores{}; // no heap: plans are made while a step runs
         score(in, scores.data());
         std::array<uint8_t, kMaxHeadDim> widths;
         if (shares_) {
@@ -112,10 +112,7 @@ private:
     // The best round(share * dim) channels each; equal scores go to the lower channel.
     void by_share(const float* scores, int32_t dim, uint8_t* widths) const {
         std::array<uint16_t, kMaxHeadDim> order;
-        for (int32_t d = 0; d < dim; ++d)
-            order[d] = uint16_t(d);
-        std::sort(order.begin(), order.begin() + dim,
-                  [&](uint16_t a, uint16_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+        rank(scores, dim, order.data());
         const int32_t raw = std::min(dim, int32_t(std::lround(raw_share_ * dim)));
         const int32_t mid = std::min(dim - raw, int32_t(std::lround(mid_share_ * dim)));
         for (int32_t i = 0; i < dim; ++i)

@@ -64,11 +64,9 @@ public:
             const float* row = in.rows + (in.front + t) * int64_t(in.dim);
             const auto [low, high] = std::minmax_element(row, row + in.dim);
             ranges[size_t(t)] = *high - *low;
-            rows[size_t(t)] = uint16_t(t);
         }
         const int32_t pins = std::min(pins_, count);
-        std::sort(rows.begin(), rows.begin() + count,
-                  [&](uint16_t a, uint16_t b) { return ranges[a] != ranges[b] ? ranges[a] > ranges[b] : a < b; });
+        rank(ranges.data(), count, rows.data());
         std::sort(rows.begin(), rows.begin() + pins);
         plan->pinned.assign(rows.begin(), rows.begin() + pins);
     }
