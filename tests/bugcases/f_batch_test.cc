@@ -88,7 +88,7 @@ TEST(BugCaseC2, OutputRowsAreCountedByQueryHeads) {
         for (int64_t t = 0; t < 140; ++t) // every KV head's values are one constant of its own
             for (int32_t g = 0; g < kv_heads; ++g)
                 std::fill_n(text.v.at(t, g), 20, float(g + 1));
-        for (const std::string& spec : {"kivi:bits=2", "mixkvq", "kitty", "innerq:norm=off", "q8_0", "pnmix:front=4"}) {
+        for (const std::string spec : {"kivi:bits=2", "mixkvq", "kitty", "innerq:norm=off", "q8_0", "pnmix:front=4"}) {
             auto cache = make(shape, spec);
             const std::vector<float> out = feed(*cache, text, 0, 140);
             for (int64_t t = 0; t < 140; t += 139)
