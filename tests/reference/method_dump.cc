@@ -169,10 +169,14 @@ private:
     }
     std::vector<int64_t> ladder() const {
         std::vector<int64_t> pairs;
-        if (l_.raw_depth) pairs.insert(pairs.end(), {16, l_.raw_depth});
+        const auto push = [&](int64_t bits, int64_t channels) {
+            pairs.push_back(bits);
+            pairs.push_back(channels);
+        };
+        if (l_.raw_depth) push(16, l_.raw_depth);
         for (int i = 0; i < l_.tier_count; ++i)
-            pairs.insert(pairs.end(), {l_.tiers[size_t(i)].bits, l_.tiers[size_t(i)].live});
-        if (l_.zero_bits) pairs.insert(pairs.end(), {0, l_.zero_bits});
+            push(l_.tiers[size_t(i)].bits, l_.tiers[size_t(i)].live);
+        if (l_.zero_bits) push(0, l_.zero_bits);
         return pairs;
     }
     // The coded tier of a depth position, or null.
