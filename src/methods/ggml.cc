@@ -47,12 +47,12 @@ Result<std::unique_ptr<Method>> make(const OptionValues& values) {
 }
 
 MethodInfo describe(const char* name, const char* summary) {
-    return {.name = name,
-            .summary = summary,
-            .paper = "-",
-            .options = {switch_option("hadamard", "0",
-                                      "1: pack in the basis of a Walsh-Hadamard transform of each head"),
-                        front_option("0"), keep_option(), params_option()}};
+    return {
+        .name = name,
+        .summary = summary,
+        .paper = "-",
+        .options = {switch_option("hadamard", "0", "1: pack in the basis of a Walsh-Hadamard transform of each head"),
+                    front_option("0"), keep_option(), params_option()}};
 }
 
 } // namespace
