@@ -140,6 +140,22 @@ inline double error_of(const float* got, const std::vector<double>& want) {
     return worst / std::max(1e-6, std::sqrt(rms / double(want.size())));
 }
 
+// Root of the squared error over that of the expected vector.
+inline double l2_error_of(const float* got, const std::vector<double>& want) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+        error += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
+        size += want[i] * want[i];
+    }
+    return std::sqrt(error / std::max(1e-12, size)); // NaN stays NaN, and below no bound
+}
+
+// What attention may differ from double over the decoded values, in error_of: fp32 sums where pages are restored,
+// weights of 14 bits where codes are attended (one number of a row, so more than the 5e-4 of the whole row).
+inline double bound_of(const Cache& cache) {
+    return cache.path() == Path::fused || cache.path() == Path::partly ? 3e-3 : 5e-5;
+}
+
 // Specs that cover every store, window shape and page rule that exists.
 inline std::vector<std::string> all_specs() {
     return {"f16",

@@ -27,13 +27,22 @@ enum class StepMode : uint8_t {
     chunk,  // rows of one step see each other raw and everything older packed
 };
 
+// How weights are rounded where attention is computed straight from the codes.
+enum class Accuracy : uint8_t {
+    exact, // 14 bits and sign: error below 5e-4 of the attention over the stored values
+    fast,  // 7 bits and sign: error up to 5e-2, less than what 2-bit codes lose
+};
+const char* name_of(Accuracy a);
+
 struct CacheOptions {
     int64_t max_rows = 0;  // per sequence; 0: no limit
     int64_t max_bytes = 0; // of the arena; 0: no limit
     StepMode step = StepMode::decode;
-    bool reference = false; // use the plain double-precision kernels (tests, doubt)
-    std::string isa;        // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
-    bool poison = false;    // fill memory with 0xFF before use (tests)
+    Accuracy accuracy = Accuracy::exact; // KVMOSAIC_ACCURACY overrides
+    bool restore = false;                // decode pages to rows before attending, also where codes could be read
+    bool reference = false;              // use the plain double-precision kernels (tests, doubt)
+    std::string isa;                     // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
+    bool poison = false;                 // fill memory with 0xFF before use (tests)
 };
 
 // One row of a step. The same row may belong to several sequences (a shared prompt).
@@ -62,8 +71,9 @@ struct Thread {
     int32_t index = 0, count = 1;
 };
 
-// How the packed segments were read.
-enum class Path : uint8_t { raw, restore, fused, reference };
+// How packed pages are read: none are (raw), decoded to rows first (restore), straight from their codes (fused), or
+// some sides one way and some the other (partly: e.g. keys packed before RoPE beside fused values).
+enum class Path : uint8_t { raw, restore, fused, partly, reference };
 const char* name_of(Path p);
 
 // The plan and bytes of one sealed page, for `inspect` and tests.
@@ -84,7 +94,8 @@ public:
     const ModelShape& shape() const;
     const Method& method() const;
     Path path() const;
-    const char* isa() const; // of the kernels in use; "reference" for the reference kernels
+    Accuracy accuracy() const; // of fused pages
+    const char* isa() const;   // of the kernels in use; "reference" for the reference kernels
 
     // ---- sequences (between steps) ----
     std::vector<SeqId> sequences() const;

@@ -24,6 +24,11 @@ struct Transform {
     // Rows of n = joined * D values, in place. scratch: [n].
     void forward(float* row, int32_t n, float* scratch) const;
     void inverse(float* row, int32_t n, float* scratch) const;
+
+    // Attention in the basis of the packed rows, for joined = 1. `fold` takes a query there: q . row = q' . packed row
+    // + the value that it returns. `unfold` takes sum of w * packed row, and the sum of w, to sum of w * row, in place.
+    float fold(const float* q, int32_t n, float* folded, float* scratch) const;
+    void unfold(float* row, int32_t n, float weight, float* scratch) const;
 };
 
 // In place: butterflies over neighbours at distance 1, 2, 4, ..., (a + b, a - b), then times 1 / sqrt(block) in fp32.

@@ -21,6 +21,13 @@ using kernels::RowState;
 
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
+TileSource rows_at(const Page& front, int64_t row, int32_t dim, RawType type) {
+    TileSource from;
+    from.raw = front.bytes() + size_t(row) * size_t(dim) * bytes_of(type);
+    from.type = type;
+    return from;
+}
+
 // A state as it lies in memory: [nq] m, [nq] l, [nq][dv] o.
 void clear_state(float* state, int32_t nq, int32_t dv) {
     std::fill(state, state + nq, kEmpty);
@@ -87,7 +94,19 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         lowest = std::min(lowest, r.lo), highest = std::max(highest, r.hi);
     }
 
-    const TileQuery query{q, tile.count, group, dk, dv, call.args->scale, call.args->soft_cap};
+    const TileQuery query{
+        q, tile.count, group, dk, dv, call.args->scale, call.args->soft_cap, options.accuracy == Accuracy::fast};
+    // Queries in the basis of the packed keys, for kernels that read codes.
+    const float *folded = q, *shift = nullptr;
+    const Transform& basis_k = plan_of(ks, k_index).transform;
+    if (fused[size_t(k_index)] && !basis_k.identity()) {
+        float* to = scratch.floats(Scratch::folded, size_t(nq) * size_t(dk + 1) + size_t(dk));
+        float* constant = to + int64_t(nq) * dk;
+        for (int32_t n = 0; n < nq; ++n)
+            constant[n] = basis_k.fold(q + int64_t(n) * dk, dk, to + int64_t(n) * dk, constant + nq);
+        folded = to;
+        if (!basis_k.shift.empty()) shift = constant;
+    }
     TileRange range[kMaxTileRows];
     scratch.states.resize(size_t(nq));
     RowState* states = scratch.states.data();
@@ -106,8 +125,16 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
     };
     const auto source = [&](const SideState& side, int64_t slot, Side which, RawType type) {
         const Slot& at = side.slots[size_t(slot)];
-        TileSource from{at.raw ? at.raw->bytes() : nullptr, type, {}};
-        if (at.packed) from.packed = basis(seq, call.layer, head, which, slot);
+        TileSource from;
+        from.raw = at.raw ? at.raw->bytes() : nullptr;
+        from.type = type;
+        if (!at.packed) return from;
+        from.packed = basis(seq, call.layer, head, which, slot);
+        from.fused = fused[size_t(which == Side::key ? k_index : v_index)];
+        if (which == Side::key) from.q = folded, from.shift = shift;
+        if (slot + 1 < int64_t(side.slots.size()))
+            if (const Page* next = side.slots[size_t(slot) + 1].packed; next && next->layout == at.packed->layout)
+                from.next = next->bytes();
         return from;
     };
 
@@ -119,8 +146,7 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         std::fill(states, states + nq, RowState{kEmpty, 0.0f});
         float* o = partial + 2 * int64_t(nq);
         for (int64_t base = 0; span == 0 && base < front && base < seq.rows(); base += kPageTokens)
-            page({ks.front->bytes() + size_t(base) * size_t(dk) * bytes_of(k_type), k_type, {}},
-                 {vs.front->bytes() + size_t(base) * size_t(dv) * bytes_of(v_type), v_type, {}}, base,
+            page(rows_at(*ks.front, base, dk, k_type), rows_at(*vs.front, base, dv, v_type), base,
                  std::min<int64_t>(kPageTokens, front - base), false, o);
         for (int64_t c = int64_t(span) * kSpanPages; c < int64_t(span + 1) * kSpanPages; ++c) {
             const int64_t base = front + c * kPageTokens;

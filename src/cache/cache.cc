@@ -16,12 +16,16 @@ Scratch& thread_scratch() {
     return scratch;
 }
 
+const char* name_of(Accuracy a) { return a == Accuracy::exact ? "exact" : "fast"; }
+
 const char* name_of(Path p) {
     switch (p) {
     case Path::raw:
         return "raw";
     case Path::restore:
         return "restore";
+    case Path::partly:
+        return "partly fused";
     case Path::fused:
         return "fused";
     case Path::reference:
@@ -115,6 +119,22 @@ uint64_t hash_plan(uint64_t h, const SidePlan& plan) {
 
 } // namespace
 
+// Pages hold one head's keys as they are attended: what a transform of one head's channels does is folded into the
+// query and undone on the output; joined heads, turned keys and pinned rows are restored.
+bool Cache::Impl::can_fuse(const SidePlan& plan, Side side, int32_t dim) const {
+    if (plan.window.flush == 0 || options.reference || options.restore) return false;
+    if (plan.space == KeySpace::pre_rope || plan.transform.joined > 1 || plan.pins > 0) return false;
+    const bool tiered = plan.store.kind == StoreKind::tiered;
+    return table->reads_codes(layout(plan.store, side, dim, tiered ? Ladder::uniform(1, uint16_t(dim)) : Ladder()));
+}
+
+Path Cache::Impl::fused_path() const {
+    int64_t packing = 0, reading = 0;
+    for (size_t i = 0; i < plans.size(); ++i)
+        packing += plans[i].window.flush > 0, reading += fused[i];
+    return reading == packing ? Path::fused : reading > 0 ? Path::partly : Path::restore;
+}
+
 Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::string_view spec,
                                              const CacheOptions& options) {
     if (Status st = validate(shape); !st) return st;
@@ -124,6 +144,13 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
     im->method = std::move(*method);
     if (Status st = im->method->accept(shape); !st) return st;
 
+    if (const char* named = std::getenv("KVMOSAIC_ACCURACY"); named && *named) {
+        const std::string_view wish = named;
+        if (wish != "exact" && wish != "fast")
+            return Status(StatusCode::invalid_argument,
+                          "KVMOSAIC_ACCURACY = '" + std::string(wish) + "': must be exact or fast");
+        im->options.accuracy = wish == "fast" ? Accuracy::fast : Accuracy::exact;
+    }
     if (options.reference) {
         im->table = &kernels::reference();
     } else if (im->table = kernels::find(options.isa); !im->table) {
@@ -158,6 +185,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
                                                         : nullptr);
                 im->worst.push_back(tiered ? worst_page_bytes(plan.store, side, d, im->method->widths(side)) : 0);
                 packs = packs || plan.window.flush > 0;
+                im->fused.push_back(im->can_fuse(plan, side, d));
                 im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
@@ -173,7 +201,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::strin
                 return bad_window(layer, side, "all heads of a layer need the same number of joined heads");
         }
     }
-    im->path = !packs ? Path::raw : options.reference ? Path::reference : Path::restore;
+    im->path = !packs ? Path::raw : options.reference ? Path::reference : im->fused_path();
     return std::unique_ptr<Cache>(new Cache(std::move(im)));
 }
 
@@ -183,6 +211,7 @@ Cache::~Cache() { impl_->end_step(); }
 const ModelShape& Cache::shape() const { return impl_->shape; }
 const Method& Cache::method() const { return *impl_->method; }
 Path Cache::path() const { return impl_->path; }
+Accuracy Cache::accuracy() const { return impl_->options.accuracy; }
 const char* Cache::isa() const { return impl_->table->isa; }
 void Cache::end_step() { impl_->end_step(); }
 Status Cache::begin_step(std::span<const StepRow> rows) { return impl_->begin_step(rows); }

@@ -102,6 +102,9 @@ struct Cache::Impl {
     const kernels::Table* table = nullptr;
     Arena arena;
     Path path = Path::raw;
+    std::vector<uint8_t> fused; // [side_count] whether the side's codes are attended as they lie
+    bool can_fuse(const SidePlan& plan, Side side, int32_t dim) const;
+    Path fused_path() const;
     uint64_t calibration = kFnvStart; // hash of what plans hold beyond the spec: transforms, codebooks, groups
 
     std::vector<int32_t> side_first; // [L] index of the first SideState of a layer

@@ -13,15 +13,20 @@
 namespace kvmosaic {
 
 struct Scratch {
-    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, basis, joined, buffers };
+    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, basis, joined, folded, mixed, buffers };
 
     float* floats(Buffer which, size_t n) {
         auto& b = memory[which];
         if (b.size() < n) b.resize(n);
         return b.data();
     }
+    // What kernels::Table::weigh works in, aligned to 64.
+    uint8_t* codes_work() {
+        if (codes.empty()) codes.resize(kernels::kCodesWorkBytes + 64);
+        return codes.data() + (64 - reinterpret_cast<uintptr_t>(codes.data()) % 64) % 64;
+    }
     size_t bytes() const {
-        size_t n = 0;
+        size_t n = codes.capacity();
         for (const auto& b : memory)
             n += b.capacity() * sizeof(float);
         return n;
@@ -33,6 +38,7 @@ struct Scratch {
     };
 
     std::array<std::vector<float>, buffers> memory;
+    std::vector<uint8_t> codes;
     std::vector<int32_t> ranges;
     std::vector<Seen> seen;
     std::vector<kernels::RowState> states;

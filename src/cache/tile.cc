@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache/impl.h"
+
 namespace kvmosaic {
 
 namespace {
@@ -19,6 +21,64 @@ struct Extent {
 
 void load(const kernels::Table& table, const TileSource& from, Extent e, int32_t dim, float* tile) {
     table.load_raw(from.type, from.raw + size_t(e.lo) * size_t(dim) * bytes_of(from.type), e.size(), dim, tile, dim);
+}
+
+const Page& page_of(const TileSource& from) {
+    return *from.packed.group[2 * from.packed.head].slots[size_t(from.packed.slot)].packed;
+}
+
+void score_codes(const kernels::Table& table, const TileQuery& query, const TileSource& key, Extent e, float* s,
+                 Scratch& scratch) {
+    const Page& page = page_of(key);
+    const int32_t nq = query.rows * query.group;
+    const kernels::CodeRows rows{.w = key.q,
+                                 .stride = query.dk,
+                                 .n = nq,
+                                 .depth = query.dk,
+                                 .lane_first = e.lo,
+                                 .lane_end = e.hi,
+                                 .scale = query.scale,
+                                 .fast = query.fast,
+                                 .next = key.next,
+                                 .out = s,
+                                 .out_stride = kPageTokens};
+    table.weigh(*page.layout, page.bytes(), rows, scratch.codes_work());
+    for (int32_t n = 0; key.shift && n < nq; ++n)
+        for (int32_t t = e.lo; t < e.hi; ++t)
+            s[n * kPageTokens + t] += query.scale * key.shift[n];
+}
+
+// lo, hi: rows of the page that each query row weighs; e: all of them together.
+void mix_codes(const kernels::Table& table, const TileQuery& query, const TileSource& value, Extent e, const float* p,
+               const int32_t* lo, const int32_t* hi, float* o, Scratch& scratch) {
+    const Page& page = page_of(value);
+    const Transform& transform = value.packed.plan->transform;
+    const int32_t nq = query.rows * query.group, dv = query.dv;
+    const bool plain = transform.identity();
+    float* out = plain ? o : scratch.floats(Scratch::mixed, size_t(nq + 1) * size_t(dv));
+    const kernels::CodeRows rows{.w = p,
+                                 .stride = kPageTokens,
+                                 .n = nq,
+                                 .lo = lo,
+                                 .hi = hi,
+                                 .depth = e.hi,
+                                 .lane_first = 0,
+                                 .lane_end = dv,
+                                 .add = plain,
+                                 .fast = query.fast,
+                                 .next = value.next,
+                                 .out = out,
+                                 .out_stride = dv};
+    table.weigh(*page.layout, page.bytes(), rows, scratch.codes_work());
+    for (int32_t n = 0; !plain && n < nq; ++n) {
+        float* row = out + int64_t(n) * dv;
+        float weight = 0.0f;
+        for (int32_t t = lo[n]; t < hi[n]; ++t)
+            weight += p[n * kPageTokens + t];
+        transform.unfold(row, dv, weight, out + int64_t(nq) * dv);
+        for (int32_t d = 0; d < dv; ++d)
+            o[int64_t(n) * dv + d] += row[d];
+    }
 }
 
 } // namespace
@@ -40,8 +100,12 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
 
     // Scores. Where some rows see a token packed and others raw, both are computed and each row takes its own.
     if (!k_codes.empty()) {
-        restore_rows(table, key.packed, k_codes.lo, k_codes.size(), dk, tile, dk, scratch);
-        table.scores(query.q, nq, tile, dk, k_codes.size(), dk, query.scale, s + k_codes.lo, kPageTokens);
+        if (key.fused) {
+            score_codes(table, query, key, k_codes, s, scratch);
+        } else {
+            restore_rows(table, key.packed, k_codes.lo, k_codes.size(), dk, tile, dk, scratch);
+            table.scores(query.q, nq, tile, dk, k_codes.size(), dk, query.scale, s + k_codes.lo, kPageTokens);
+        }
     }
     if (!k_raw.empty()) {
         float* own = k_codes.empty() ? s : scratch.floats(Scratch::raw_scores, size_t(nq) * kPageTokens);
@@ -67,16 +131,22 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
     // Values, packed before raw: the order of tokens.
     scratch.ranges.resize(size_t(nq) * 2);
     int32_t *lo = scratch.ranges.data(), *hi = lo + nq;
-    const auto mix = [&](Extent e, bool codes) {
+    const auto bounds = [&](int32_t first, bool codes) {
         for (int32_t n = 0; n < nq; ++n) {
             const TileRange& r = range[n / group];
             const int32_t a = codes ? r.lo : r.v_packed, b = codes ? r.v_packed : r.hi;
-            lo[n] = a < b ? a - e.lo : 0;
-            hi[n] = a < b ? b - e.lo : 0;
+            lo[n] = a < b ? a - first : 0;
+            hi[n] = a < b ? b - first : 0;
         }
+    };
+    const auto mix = [&](Extent e, bool codes) {
+        bounds(e.lo, codes);
         table.mix(s + e.lo, kPageTokens, lo, hi, nq, tile, dv, dv, o, dv);
     };
-    if (!v_codes.empty()) {
+    if (!v_codes.empty() && value.fused) {
+        bounds(0, true);
+        mix_codes(table, query, value, v_codes, s, lo, hi, o, scratch);
+    } else if (!v_codes.empty()) {
         restore_rows(table, value.packed, v_codes.lo, v_codes.size(), dv, tile, dv, scratch);
         mix(v_codes, true);
     }

@@ -21,12 +21,18 @@ struct TileSource {
     const uint8_t* raw = nullptr; // row 0 of the page
     RawType type = RawType::f16;
     Basis packed; // where there are codes
+    // Codes are attended as they lie (kernels::Table::weigh) rather than restored.
+    bool fused = false;
+    const float* q = nullptr;      // key side: [rows * group][dk] queries in the basis of the codes
+    const float* shift = nullptr;  // [rows * group] what a score has besides (Transform::fold), or null
+    const uint8_t* next = nullptr; // the page after this one, of the same layout, or null
 };
 
 struct TileQuery {
     const float* q = nullptr; // [rows * group][dk]
     int32_t rows = 0, group = 1, dk = 0, dv = 0;
     float scale = 1.0f, soft_cap = 0.0f;
+    bool fast = false; // Accuracy::fast
 };
 
 // Adds the page to the states. state: [rows * group], o: [rows * group][dv].

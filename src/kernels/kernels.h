@@ -23,6 +23,25 @@ struct RowState {
     float m, l;
 };
 
+// Rows of weights that meet the codes of a page, all of them at once: out[r][lane] = scale * sum over depth of
+// w[r][depth] * value(lane, depth), or added to `out`. Key side: w = queries in the page's basis (the page's own
+// channel map is applied here), lanes are tokens, out = scores. Value side: w = weights of tokens, lanes are channels.
+struct CodeRows {
+    const float* w = nullptr; // [n][stride], depth values a row
+    int64_t stride = 0;
+    int32_t n = 0;
+    const int32_t *lo = nullptr, *hi = nullptr; // [n] depth outside [lo, hi) counts as weight 0; null: all of it
+    int32_t depth = 0;                          // behind it every weight is 0
+    int32_t lane_first = 0, lane_end = 0;       // lanes that are wanted; whole lane blocks are written
+    float scale = 1.0f;
+    bool add = false;
+    bool fast = false;             // weights rounded to 8 bits (error up to 5e-2) instead of 14 (below 5e-4)
+    const uint8_t* next = nullptr; // bytes of a page of this layout that will be read after this one, or null
+    float* out = nullptr;          // [n][out_stride]
+    int64_t out_stride = 0;
+};
+inline constexpr size_t kCodesWorkBytes = 192 * 1024;
+
 struct Table {
     const char* isa;
 
@@ -45,6 +64,11 @@ struct Table {
     // one (r, t) depends on dim alone, never on nq or n.
     void (*scores)(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale,
                    float* s, int64_t s_stride);
+    // Attention straight from codes: whether it serves a layout, and one side of a page. work: [kCodesWorkBytes],
+    // aligned to 64. A row's result depends on that row alone.
+    bool (*reads_codes)(const PageLayout& page);
+    void (*weigh)(const PageLayout& page, const uint8_t* bytes, const CodeRows& rows, uint8_t* work);
+
     // One row: s[0..n) become exp(s - m'), state moves to m', o is rescaled. n may be 0.
     void (*softmax)(float* s, int32_t n, RowState* state, float* o, int32_t dim);
     // o[r] += sum over t in [lo[r], hi[r]) of p[r][t] v[t], in order of t; o: [nq][o_stride].

@@ -124,6 +124,34 @@ void Transform::inverse(float* row, int32_t n, float* scratch) const {
             kvmosaic::hadamard(row + i, std::min(hadamard, n - i));
 }
 
+float Transform::fold(const float* q, int32_t n, float* folded, float* scratch) const {
+    std::copy(q, q + n, scratch);
+    for (int32_t i = 0; hadamard > 0 && i < n; i += hadamard)
+        kvmosaic::hadamard(scratch + i, std::min(hadamard, n - i)); // orthonormal and symmetric: its own inverse
+    float constant = 0.0f;
+    for (int32_t i = 0; i < int32_t(shift.size()); ++i)
+        constant += scratch[i] * shift[size_t(i)];
+    for (int32_t i = 0; i < int32_t(scale.size()); ++i)
+        scratch[i] *= scale[size_t(i)];
+    for (int32_t i = 0; i < n; ++i)
+        folded[i] = scratch[order.empty() ? i : order[size_t(i)]];
+    return constant;
+}
+
+void Transform::unfold(float* row, int32_t n, float weight, float* scratch) const {
+    if (!order.empty()) {
+        std::copy(row, row + n, scratch);
+        for (int32_t i = 0; i < n; ++i)
+            row[order[size_t(i)]] = scratch[i];
+    }
+    for (int32_t i = 0; i < int32_t(scale.size()); ++i)
+        row[i] *= scale[size_t(i)];
+    for (int32_t i = 0; i < int32_t(shift.size()); ++i)
+        row[i] += weight * shift[size_t(i)];
+    for (int32_t i = 0; hadamard > 0 && i < n; i += hadamard)
+        kvmosaic::hadamard(row + i, std::min(hadamard, n - i));
+}
+
 Status validate(const Transform& t, int32_t dim, int32_t kv_heads) {
     if (t.joined < 1 || t.joined > kv_heads || kv_heads % t.joined != 0)
         return bad("joined = " + std::to_string(t.joined) + ": must divide the " + std::to_string(kv_heads) +

@@ -19,6 +19,8 @@ void add_abs(RawType type, const float* q, int32_t dim, float* sum);
 
 void scores(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale, float* s,
             int64_t s_stride);
+bool reads_codes(const PageLayout& page); // all of them
+void weigh(const PageLayout& page, const uint8_t* bytes, const CodeRows& rows, uint8_t* work);
 void softmax(float* s, int32_t n, RowState* state, float* o, int32_t dim);
 void mix(const float* p, int64_t p_stride, const int32_t* lo, const int32_t* hi, int32_t nq, const float* v,
          int64_t v_stride, int32_t dim, float* o, int64_t o_stride);

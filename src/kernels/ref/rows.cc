@@ -1,6 +1,8 @@
 // Raw rows and the attention state over decoded rows.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "kernels/ref/ref.h"
 
@@ -50,6 +52,25 @@ void scores(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_
     }
 }
 
+bool reads_codes(const PageLayout& page) { return page.kind != StoreKind::raw; }
+
+void weigh(const PageLayout& page, const uint8_t* bytes, const CodeRows& rows, uint8_t*) {
+    std::vector<float> values(size_t(kPageTokens) * page.dim);
+    restore(page, bytes, 0, kPageTokens, values.data(), page.dim);
+    const bool key = page.side == Side::key;
+    for (int32_t r = 0; r < rows.n; ++r) {
+        const int32_t lo = rows.lo ? rows.lo[r] : 0, hi = std::min(rows.hi ? rows.hi[r] : page.depth, rows.depth);
+        for (int32_t lane = rows.lane_first; lane < rows.lane_end; ++lane) {
+            double sum = 0.0;
+            for (int32_t d = lo; d < hi; ++d)
+                sum += double(rows.w[r * rows.stride + d]) *
+                       double(values[size_t(key ? lane : d) * page.dim + size_t(key ? d : lane)]);
+            float& to = rows.out[r * rows.out_stride + lane];
+            to = float(double(rows.scale) * sum + (rows.add ? double(to) : 0.0));
+        }
+    }
+}
+
 void softmax(float* s, int32_t n, RowState* state, float* o, int32_t dim) {
     float m = state->m;
     for (int32_t t = 0; t < n; ++t)
@@ -88,8 +109,9 @@ void mix(const float* p, int64_t p_stride, const int32_t* lo, const int32_t* hi,
 namespace kvmosaic::kernels {
 
 const Table& reference() {
-    static const Table table = {"reference",  ref::encode, ref::restore, ref::load_raw, ref::store_raw,
-                                ref::add_abs, ref::scores, ref::softmax, ref::mix};
+    static const Table table = {"reference",    ref::encode,  ref::restore, ref::load_raw,
+                                ref::store_raw, ref::add_abs, ref::scores,  ref::reads_codes,
+                                ref::weigh,     ref::softmax, ref::mix};
     return table;
 }
 
