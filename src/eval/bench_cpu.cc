@@ -98,30 +98,14 @@ public:
         });
     }
 
-    // The first and the last query row of the first and the last sequence, on one layer.
     double error() override {
-        const int32_t layer = layers_[0], group = shape_.group(), dim = shape_.head_dim;
+        const int32_t layer = layers_[0];
         pool_.run([&](int32_t i, int32_t count) { cache_->attend(layer, query(), args_, out_.data(), {i, count}); });
         cache_->end_step();
-        std::vector<ErrorSum> sums(size_t(shape_.kv_heads));
-        pool_.run([&](int32_t index, int32_t count) {
-            std::vector<double> want(size_t(group) * size_t(dim));
-            for (int32_t head = index; head < shape_.kv_heads; head += count)
-                for (int32_t seq = 0; seq < shape_.batch; seq += std::max(1, shape_.batch - 1))
-                    for (int32_t r = 0; r < shape_.query_rows; r += std::max(1, shape_.query_rows - 1)) {
-                        const int64_t seen = shape_.context - shape_.query_rows + r + 1;
-                        const std::vector<float> k = seen_rows(seq, layer, head, Side::key, seen);
-                        const std::vector<float> v = seen_rows(seq, layer, head, Side::value, seen);
-                        const int64_t at =
-                            ((int64_t(seq) * shape_.query_rows + r) * shape_.heads + int64_t(head) * group) * dim;
-                        attend_exactly(q_.data() + at, group, k.data(), v.data(), seen, dim, args_.scale, want.data());
-                        sums[size_t(head)].add(out_.data() + at, want.data(), int64_t(group) * dim);
-                    }
-        });
-        ErrorSum all;
-        for (const ErrorSum& s : sums)
-            all.wrong += s.wrong, all.right += s.right;
-        return all.relative();
+        return error_of(pool_, shape_, q_.data(), out_.data(),
+                        [this, layer](Side side, int32_t seq, int32_t head, int64_t seen) {
+                            return seen_rows(seq, layer, head, side, seen);
+                        });
     }
 
 private:
@@ -221,6 +205,29 @@ double GgmlPool::run(ggml_cgraph* graph) {
 double GgmlPool::run(std::function<void(int32_t, int32_t)> work) {
     work_ = std::move(work);
     return run(graph_);
+}
+
+double error_of(GgmlPool& pool, const BenchShape& shape, const float* q, const float* got, const SeenRows& rows) {
+    const int32_t group = shape.group(), dim = shape.head_dim;
+    std::vector<ErrorSum> sums(size_t(shape.kv_heads));
+    pool.run([&](int32_t index, int32_t count) {
+        std::vector<double> want(size_t(group) * size_t(dim));
+        for (int32_t head = index; head < shape.kv_heads; head += count)
+            for (int32_t seq = 0; seq < shape.batch; seq += std::max(1, shape.batch - 1))
+                for (int32_t r = 0; r < shape.query_rows; r += std::max(1, shape.query_rows - 1)) {
+                    const int64_t seen = shape.context - shape.query_rows + r + 1;
+                    const std::vector<float> k = rows(Side::key, seq, head, seen);
+                    const std::vector<float> v = rows(Side::value, seq, head, seen);
+                    const int64_t at =
+                        ((int64_t(seq) * shape.query_rows + r) * shape.heads + int64_t(head) * group) * dim;
+                    attend_exactly(q + at, group, k.data(), v.data(), seen, dim, shape.scale(), want.data());
+                    sums[size_t(head)].add(got + at, want.data(), int64_t(group) * dim);
+                }
+    });
+    ErrorSum all;
+    for (const ErrorSum& s : sums)
+        all.wrong += s.wrong, all.right += s.right;
+    return all.relative();
 }
 
 void only_pages(SidePlan* plan) {

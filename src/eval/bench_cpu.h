@@ -34,6 +34,12 @@ private:
     std::function<void(int32_t, int32_t)> work_;
 };
 
+// Rows [0, count) of a side as the last of them saw them: (side, sequence, KV head, count) -> [count][D].
+using SeenRows = std::function<std::vector<float>(Side, int32_t, int32_t, int64_t)>;
+// Relative error of attention over them, for the first and the last query row of the first and the last sequence.
+// q, got: [batch][query_rows][H][D].
+double error_of(GgmlPool& pool, const BenchShape& shape, const float* q, const float* got, const SeenRows& rows);
+
 // What a benchmark changes in a method's plans: its windows, and which sides pack at all.
 class PlanEdit final : public Method {
 public:

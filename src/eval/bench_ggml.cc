@@ -1,4 +1,8 @@
-// ggml's own attention as llama.cpp calls it: its tensors' order, mask and precision.
+// ggml's own attention with the mask and precision that llama.cpp gives it.
+//
+// Two orders of K and V. By default each head's rows lie together, which is the best case for ggml: on a CPU its loop
+// over one head then reads memory from front to back. llama.cpp's cache has all heads of a token together (",cells"),
+// so that the loop reads a short piece of every token's row; with long rows that costs several times as much.
 #include <algorithm>
 #include <cmath>
 
@@ -15,11 +19,14 @@ namespace {
 struct Named {
     const char* name;
     ggml_type type;
+    bool cells;
 };
-constexpr Named kTypes[] = {{"ggml:f16", GGML_TYPE_F16},
-                            {"ggml:bf16", GGML_TYPE_BF16},
-                            {"ggml:q8_0", GGML_TYPE_Q8_0},
-                            {"ggml:q4_0", GGML_TYPE_Q4_0}};
+constexpr Named kTypes[] = {
+    {"ggml:f16", GGML_TYPE_F16, false},        {"ggml:bf16", GGML_TYPE_BF16, false},
+    {"ggml:q8_0", GGML_TYPE_Q8_0, false},      {"ggml:q4_0", GGML_TYPE_Q4_0, false},
+    {"ggml:f16,cells", GGML_TYPE_F16, true},   {"ggml:bf16,cells", GGML_TYPE_BF16, true},
+    {"ggml:q8_0,cells", GGML_TYPE_Q8_0, true}, {"ggml:q4_0,cells", GGML_TYPE_Q4_0, true},
+};
 constexpr int64_t kPadding = 256; // llama.cpp attends a multiple of so many cells, the last ones masked
 
 const Named* find(const std::string& name) {
@@ -30,14 +37,13 @@ const Named* find(const std::string& name) {
 
 class GgmlSubject final : public BenchSubject {
 public:
-    GgmlSubject(const BenchShape& shape, const BenchData& data, GgmlPool& pool, ggml_type type)
-        : shape_(shape), data_(data), pool_(pool), type_(type),
+    GgmlSubject(const BenchShape& shape, const BenchData& data, GgmlPool& pool, const Named& type)
+        : shape_(shape), data_(data), pool_(pool), type_(type.type), by_cell_(type.cells),
+          head_bytes_(ggml_row_size(type.type, shape.head_dim)),
           cells_((shape.context + kPadding - 1) / kPadding * kPadding) {}
 
     Status prepare() {
-        const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
-        row_bytes_ = ggml_row_size(type_, heads * dim); // a token
-        row.bytes = 2 * int64_t(row_bytes_) * shape_.context * shape_.batch;
+        row.bytes = 2 * int64_t(head_bytes_) * shape_.kv_heads * shape_.context * shape_.batch;
         sets_.resize(size_t(bench_sets(double(row.bytes), shape_)));
         const size_t tensors = sets_.size() * 12;
         context_.reset(
@@ -69,37 +75,18 @@ public:
     double error() override {
         pool_.run(sets_[0].graph);
         const auto* got = static_cast<const float*>(sets_[0].out->data);
-        const int32_t group = shape_.group(), dim = shape_.head_dim;
-        std::vector<ErrorSum> sums(size_t(shape_.kv_heads));
-        pool_.run([&](int32_t index, int32_t count) {
-            std::vector<double> want(size_t(group) * size_t(dim));
-            for (int32_t head = index; head < shape_.kv_heads; head += count)
-                for (int32_t seq = 0; seq < shape_.batch; seq += std::max(1, shape_.batch - 1))
-                    for (int32_t r = 0; r < shape_.query_rows; r += std::max(1, shape_.query_rows - 1)) {
-                        const int64_t seen = shape_.context - shape_.query_rows + r + 1;
-                        const std::vector<float> k = stored(Side::key, seq, head, seen);
-                        const std::vector<float> v = stored(Side::value, seq, head, seen);
-                        const int64_t at =
-                            ((int64_t(seq) * shape_.query_rows + r) * shape_.heads + int64_t(head) * group) * dim;
-                        attend_exactly(q_.data() + at, group, k.data(), v.data(), seen, dim, shape_.scale(),
-                                       want.data());
-                        sums[size_t(head)].add(got + at, want.data(), int64_t(group) * dim);
-                    }
+        return error_of(pool_, shape_, q_.data(), got, [this](Side side, int32_t seq, int32_t head, int64_t rows) {
+            return stored(side, seq, head, rows);
         });
-        ErrorSum all;
-        for (const ErrorSum& s : sums)
-            all.wrong += s.wrong, all.right += s.right;
-        return all.relative();
     }
 
 private:
     struct Set {
         ggml_tensor *q = nullptr, *mask = nullptr, *out = nullptr;
-        ggml_tensor* side[2] = {}; // [G * D, cells, batch]
+        ggml_tensor* side[2] = {}; // [D, G, cells, batch] by cell, else [D, cells, G, batch]
         ggml_cgraph* graph = nullptr;
     };
 
-    // As llama.cpp's graphs have it: cells hold all heads of a token, heads are views that are permuted.
     void build(Set* set) {
         ggml_context* c = context_.get();
         const int64_t dim = shape_.head_dim, heads = shape_.kv_heads, batch = shape_.batch, rows = shape_.query_rows;
@@ -107,11 +94,9 @@ private:
         set->mask = ggml_new_tensor_4d(c, GGML_TYPE_F16, cells_, rows, 1, batch);
         ggml_tensor* view[2];
         for (size_t s = 0; s < 2; ++s) {
-            set->side[s] = ggml_new_tensor_3d(c, type_, heads * dim, cells_, batch);
-            view[s] = ggml_permute(c,
-                                   ggml_view_4d(c, set->side[s], dim, heads, cells_, batch, ggml_row_size(type_, dim),
-                                                row_bytes_, row_bytes_ * size_t(cells_), 0),
-                                   0, 2, 1, 3);
+            set->side[s] = by_cell_ ? ggml_new_tensor_4d(c, type_, dim, heads, cells_, batch)
+                                    : ggml_new_tensor_4d(c, type_, dim, cells_, heads, batch);
+            view[s] = by_cell_ ? ggml_permute(c, set->side[s], 0, 2, 1, 3) : set->side[s];
         }
         set->out = ggml_flash_attn_ext(c, ggml_permute(c, set->q, 0, 2, 1, 3), view[0], view[1], set->mask,
                                        shape_.scale(), 0.0f, 0.0f);
@@ -120,14 +105,23 @@ private:
         ggml_build_forward_expand(set->graph, set->out);
     }
 
+    size_t offset(int32_t seq, int32_t head, int64_t cell) const {
+        const int64_t heads = shape_.kv_heads;
+        const int64_t at = by_cell_ ? (seq * cells_ + cell) * heads + head : (seq * heads + head) * cells_ + cell;
+        return size_t(at) * head_bytes_;
+    }
+
     void quantize(Side side, uint8_t* to) const {
-        const int64_t width = int64_t(shape_.kv_heads) * shape_.head_dim;
-        std::vector<float> block(size_t(kBenchBlock * width));
+        const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
+        std::vector<float> block(size_t(kBenchBlock * heads * dim));
+        std::vector<uint8_t> coded(size_t(kBenchBlock * heads) * head_bytes_);
         for (int32_t seq = 0; seq < shape_.batch; ++seq)
             for (int64_t t = 0; t < cells_; t += kBenchBlock) { // the padding is a multiple of a block
                 data_.rows(side, seq, t / kBenchBlock, block.data());
-                ggml_quantize_chunk(type_, block.data(), to + (int64_t(seq) * cells_ + t) * int64_t(row_bytes_), 0,
-                                    kBenchBlock, width, nullptr);
+                ggml_quantize_chunk(type_, block.data(), coded.data(), 0, kBenchBlock * heads, dim, nullptr);
+                for (int64_t i = 0; i < kBenchBlock * heads; ++i)
+                    std::copy_n(coded.data() + size_t(i) * head_bytes_, head_bytes_,
+                                to + offset(seq, int32_t(i % heads), t + i / heads));
             }
     }
 
@@ -143,9 +137,7 @@ private:
         const auto* base = static_cast<const uint8_t*>(sets_[0].side[size_t(side)]->data);
         std::vector<float> out(size_t(rows) * size_t(dim));
         for (int64_t t = 0; t < rows; ++t)
-            ggml_get_type_traits(type_)->to_float(base + size_t(int64_t(seq) * cells_ + t) * row_bytes_ +
-                                                      ggml_row_size(type_, int64_t(head) * dim),
-                                                  out.data() + t * dim, dim);
+            ggml_get_type_traits(type_)->to_float(base + offset(seq, head, t), out.data() + t * dim, dim);
         return out;
     }
 
@@ -153,8 +145,9 @@ private:
     const BenchData& data_;
     GgmlPool& pool_;
     ggml_type type_;
+    bool by_cell_;
+    size_t head_bytes_; // of a head's row
     int64_t cells_;
-    size_t row_bytes_ = 0;
     ggml_context_ptr context_;
     ggml_backend_buffer_ptr buffer_;
     std::vector<Set> sets_;
@@ -189,7 +182,7 @@ Status check_cpu_baseline(const std::string& name, const BenchShape& shape) {
 
 Result<std::unique_ptr<BenchSubject>> CpuDevice::baseline(const std::string& name) {
     if (Status st = check_cpu_baseline(name, shape_); !st) return st;
-    auto subject = std::make_unique<GgmlSubject>(shape_, data_, pool_, find(name)->type);
+    auto subject = std::make_unique<GgmlSubject>(shape_, data_, pool_, *find(name));
     subject->row.spec = subject->row.baseline = name;
     subject->row.device = "cpu";
     subject->row.path = "ggml";

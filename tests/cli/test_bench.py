@@ -56,8 +56,8 @@ class BenchAttend(Case):
     def test_several_rows_and_sequences(self):
         # Rows of a step see different packed edges: 380 .. 400 crosses the end of a page.
         got = self.run_small("--query-rows", 20, "--batch", 2, "--threads", 3, "--cache", "kivi:bits=4,group=64", "--cache",
-                             "kitty", "--baseline", "ggml:f16", context=400)
-        self.check_rows(got, [("ggml:f16", None), ("kivi:bits=4,group=64", "packed"), ("kivi:bits=4,group=64", "windows"),
+                             "kitty", "--baseline", "ggml:f16", "--baseline", "ggml:q8_0,cells", context=400)
+        self.check_rows(got, [("ggml:f16", None), ("ggml:q8_0,cells", None), ("kivi:bits=4,group=64", "packed"), ("kivi:bits=4,group=64", "windows"),
                               ("kitty", "packed"), ("kitty", "windows")])
         self.assertEqual({(r["batch"], r["query_rows"], r["threads"]) for r in got["rows"]}, {(2, 20, 3)})
 

@@ -129,9 +129,9 @@ void add_attend(CLI::App* bench) {
     verb->add_option("--query-rows", o->shape.query_rows, "new rows of a sequence, the last tokens of its context")
         ->capture_default_str();
     verb->add_option("--threads", o->shape.threads, "threads of ggml's pool, for both sides")->capture_default_str();
-    verb->add_option(
-            "--baseline", o->baselines,
-            fmt::format("what to be measured against: {}; repeat for more", fmt::join(eval::cpu_baselines(), ", ")))
+    verb->add_option("--baseline", o->baselines,
+                     "ggml:f16, ggml:bf16, ggml:q8_0 or ggml:q4_0; with ,cells behind it in the order of llama.cpp's "
+                     "cache, where a token's heads lie together; repeat for more")
         ->allow_extra_args(false);
     verb->footer(
         "Examples\n"
