@@ -87,6 +87,10 @@ class Cache {
 public:
     static Result<std::unique_ptr<Cache>> create(const ModelShape& shape, std::string_view spec,
                                                  const CacheOptions& options = {});
+    // Bring your own method: one that methods.def does not list, or one that changes another's plans. It is refused by
+    // name where its plans contradict themselves, as every method is. Saved states are bound to its spec (set_spec).
+    static Result<std::unique_ptr<Cache>> create(const ModelShape& shape, std::unique_ptr<Method> method,
+                                                 const CacheOptions& options = {});
     ~Cache();
     Cache(const Cache&) = delete;
     Cache& operator=(const Cache&) = delete;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvmosaic/options.h"
@@ -104,6 +105,10 @@ public:
     virtual Status accept(const ModelShape& shape) { return (void)shape, Status(); }
 
     const std::string& spec() const { return spec_; } // canonical: options that differ from their defaults, in order
+
+protected:
+    // For methods that open_method does not make (Cache::create): the name under which states are saved.
+    void set_spec(std::string spec) { spec_ = std::move(spec); }
 
 private:
     friend Result<std::unique_ptr<Method>> open_method(std::string_view spec);

@@ -138,10 +138,17 @@ Path Cache::Impl::fused_path() const {
 Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::string_view spec,
                                              const CacheOptions& options) {
     if (Status st = validate(shape); !st) return st;
-    auto im = std::make_unique<Impl>(shape, options);
     auto method = open_method(spec);
     if (!method) return method.status();
-    im->method = std::move(*method);
+    return create(shape, std::move(*method), options);
+}
+
+Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::unique_ptr<Method> method,
+                                             const CacheOptions& options) {
+    if (Status st = validate(shape); !st) return st;
+    if (!method) return Status(StatusCode::invalid_argument, "method: a method is needed, not a null pointer");
+    auto im = std::make_unique<Impl>(shape, options);
+    im->method = std::move(method);
     if (Status st = im->method->accept(shape); !st) return st;
 
     if (const char* named = std::getenv("KVMOSAIC_ACCURACY"); named && *named) {

@@ -100,6 +100,7 @@ void add_inspect(CLI::App& app);
 void add_fetch(CLI::App& app);
 void add_devices(CLI::App& app);
 void add_eval(CLI::App& app);
+void add_bench(CLI::App& app);
 void add_calibrate(CLI::App& app);
 void add_passkey(CLI::App& eval);
 void add_component(CLI::App& eval);

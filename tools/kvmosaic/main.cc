@@ -32,6 +32,7 @@ int program(int argc, char** argv) {
     add_compare(app);
     add_eval(app);
     add_calibrate(app);
+    add_bench(app);
     add_inspect(app);
     add_methods(app);
     add_fetch(app);
