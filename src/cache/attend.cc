@@ -133,8 +133,7 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         from.fused = fused[size_t(which == Side::key ? k_index : v_index)];
         if (which == Side::key) from.q = folded, from.shift = shift;
         if (slot + 1 < int64_t(side.slots.size()))
-            if (const Page* next = side.slots[size_t(slot) + 1].packed; next && next->layout == at.packed->layout)
-                from.next = next->bytes();
+            if (const Page* next = side.slots[size_t(slot) + 1].packed) from.next = next->bytes(); // not looked into
         return from;
     };
 
@@ -197,8 +196,11 @@ void Cache::attend(int32_t layer, RowsF32 q, const AttendArgs& args, float* out,
     for (const RowTile& tile : step.tiles)
         items += step.split ? im.spans(tile, layer) : 1;
     items *= l.kv_heads;
-    for (;;) {
-        int32_t item = step.attend_work.next.fetch_add(1);
+    // A thread takes neighbouring spans of one head together, as far as there are enough for all: their pages follow
+    // each other in memory.
+    const int32_t run = step.split ? std::clamp(items / (thread.count * 8), 1, 8) : 1;
+    for (int32_t item = 0, left = 0;; ++item, --left) {
+        if (left == 0) item = step.attend_work.next.fetch_add(run), left = run;
         if (item >= items) break;
         if (!step.split) {
             // Later tiles of a sequence see more rows: those first, so that no thread waits long at the end.
@@ -209,13 +211,13 @@ void Cache::attend(int32_t layer, RowsF32 q, const AttendArgs& args, float* out,
             im.finish_tile(call, tile, item % l.kv_heads, total);
             continue;
         }
-        const int32_t head = item % l.kv_heads;
-        int32_t span = item / l.kv_heads, t = 0, tile_spans = im.spans(step.tiles[0], layer), before = 0;
-        while (span - before >= tile_spans) {
+        int32_t t = 0, tile_spans = im.spans(step.tiles[0], layer), before = 0;
+        while (item >= (before + tile_spans) * l.kv_heads) {
             before += tile_spans;
             tile_spans = im.spans(step.tiles[size_t(++t)], layer);
         }
-        span -= before;
+        const int32_t head = (item - before * l.kv_heads) / tile_spans;
+        const int32_t span = (item - before * l.kv_heads) % tile_spans;
         const RowTile& tile = step.tiles[size_t(t)];
         const auto state = [&](int32_t sp) {
             return step.partial.data() + (int64_t(before + sp) * l.kv_heads + head) * step.partial_stride;

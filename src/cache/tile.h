@@ -25,7 +25,7 @@ struct TileSource {
     bool fused = false;
     const float* q = nullptr;      // key side: [rows * group][dk] queries in the basis of the codes
     const float* shift = nullptr;  // [rows * group] what a score has besides (Transform::fold), or null
-    const uint8_t* next = nullptr; // the page after this one, of the same layout, or null
+    const uint8_t* next = nullptr; // bytes of the page after this one, or null
 };
 
 struct TileQuery {

@@ -16,8 +16,19 @@ namespace {
 // Straight from the system, so that a returned slab leaves the process and untouched pages cost nothing.
 void* take_slab(size_t bytes) {
 #if KVMOSAIC_MMAP
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p == MAP_FAILED ? nullptr : p;
+    // On edges of huge pages, for attention walks over all of it, and address lookups that miss cost as much as data.
+    constexpr size_t kHuge = size_t(2) << 20;
+    const size_t more = bytes + kHuge;
+    void* p = mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    uint8_t* const first = static_cast<uint8_t*>(p);
+    uint8_t* const slab = first + (kHuge - reinterpret_cast<uintptr_t>(p) % kHuge) % kHuge;
+    if (slab > first) munmap(first, size_t(slab - first));
+    if (slab + bytes < first + more) munmap(slab + bytes, size_t(first + more - slab - bytes));
+#ifdef MADV_HUGEPAGE
+    madvise(slab, bytes, MADV_HUGEPAGE);
+#endif
+    return slab;
 #else
     return ::operator new(bytes, std::align_val_t(Arena::kBlock), std::nothrow);
 #endif

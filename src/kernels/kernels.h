@@ -36,7 +36,7 @@ struct CodeRows {
     float scale = 1.0f;
     bool add = false;
     bool fast = false;             // weights rounded to 8 bits (error up to 5e-2) instead of 14 (below 5e-4)
-    const uint8_t* next = nullptr; // bytes of a page of this layout that will be read after this one, or null
+    const uint8_t* next = nullptr; // bytes of the page that will be read after this one, about as long: fetched ahead
     float* out = nullptr;          // [n][out_stride]
     int64_t out_stride = 0;
 };
