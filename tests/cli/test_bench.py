@@ -108,11 +108,11 @@ class BenchEncode(Case):
     needs_model = False
 
     def test_rows_have_all_fields(self):
-        got = self.good("bench", "encode", *SMALL, "--cache", "kivi:bits=2", "--cache", "mixkvq", "--cache", "pnmix", "--json",
-                        "-").json()
+        got = self.good("bench", "encode", *SMALL, "--cache", "kivi:bits=2", "--cache", "mixkvq", "--cache", "pnmix", "--cache",
+                        "turboquant", "--json", "-").json()
         self.assertEqual(got["kind"], "kvmosaic bench encode 1")
         self.assertEqual([(r["spec"], r["side"]) for r in got["rows"]],
-                         [(s, side) for s in ["kivi:bits=2", "mixkvq", "pnmix"] for side in ["key", "value", "both"]])
+                         [(s, side) for s in ["kivi:bits=2", "mixkvq", "pnmix", "turboquant"] for side in ["key", "value", "both"]])
         for row in got["rows"]:
             self.assertLessEqual(FIELDS | {"side", "ns_value", "attend_us", "share"}, set(row))
             values = 128 * 64 * (2 if row["side"] == "both" else 1)
