@@ -57,7 +57,7 @@ public:
         };
         auto method = only_ ? open_edited(spec, "one side", keep_one) : open_method(spec);
         if (!method) return method.status();
-        auto made = Cache::create(model, std::move(*method), bench_cache_options());
+        auto made = Cache::create(model, std::move(*method), bench_cache_options(shape_));
         if (!made) return made.status();
         cache_ = std::move(*made);
         // From here on every 128 rows pack 128.
