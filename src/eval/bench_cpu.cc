@@ -88,7 +88,7 @@ public:
         row.bytes = bytes / int64_t(layers_.size());
         row.path = name_of(cache_->path());
         row.isa = cache_->isa();
-        if (cache_->path() == Path::fused) row.accuracy = name_of(cache_->accuracy());
+        if (cache_->path() == Path::fused || cache_->path() == Path::partly) row.accuracy = name_of(cache_->accuracy());
         return {};
     }
 
