@@ -181,7 +181,10 @@ std::string to_table(const BenchReport& report) {
                            rate / 1e9, report.read_bandwidth > 0 ? 100 * rate / report.read_bandwidth : 0.0);
         for (const BenchRow* b : baselines)
             out += fmt::format("  {:>10.2f}", b->median_us() / row.median_us());
-        out += fmt::format("  {:>8.1e}  {}\n", row.error, row.isa.empty() ? row.path : row.path + " (" + row.isa + ")");
+        out += fmt::format("  {:>8.1e}  {}\n", row.error,
+                           row.isa.empty()
+                               ? row.path
+                               : row.path + " (" + row.isa + (row.accuracy.empty() ? "" : ", " + row.accuracy) + ")");
     }
     return out;
 }
@@ -216,6 +219,7 @@ ordered_json to_json(const BenchReport& report) {
                                                 : ordered_json()},
                         {"error", std::isfinite(row.error) ? ordered_json(row.error) : ordered_json()},
                         {"path", row.path},
+                        {"accuracy", text(row.accuracy)},
                         {"ratios", std::move(ratios)}});
     }
     return rows;

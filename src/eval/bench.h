@@ -26,6 +26,7 @@ struct BenchShape {
     int32_t threads = 2;
     // Sets of K/V are rotated so that no call finds its own in the processor's caches: together at least so many bytes.
     int64_t working_set = 160'000'000;
+    Accuracy accuracy = Accuracy::exact; // of fused pages
     int32_t group() const { return heads / kv_heads; }
     float scale() const;
 };
@@ -46,10 +47,10 @@ enum class Segment : uint8_t {
 const char* name_of(Segment segment);
 
 struct BenchRow {
-    std::string spec, baseline; // baseline: its name, for rows that are not ours
-    std::string segment, device, isa, path;
-    int64_t bytes = 0; // of K and V that a call reads, from their layouts
-    double error = 0;  // relative L2 error over all heads
+    std::string spec, baseline;                       // baseline: its name, for rows that are not ours
+    std::string segment, device, isa, path, accuracy; // accuracy: of the fused path, else empty
+    int64_t bytes = 0;                                // of K and V that a call reads, from their layouts
+    double error = 0;                                 // relative L2 error over all heads
     std::vector<double> us;
     double median_us() const;
     double min_us() const;

@@ -88,6 +88,7 @@ public:
         row.bytes = bytes / int64_t(layers_.size());
         row.path = name_of(cache_->path());
         row.isa = cache_->isa();
+        if (cache_->path() == Path::fused || cache_->path() == Path::partly) row.accuracy = name_of(cache_->accuracy());
         return {};
     }
 
@@ -240,7 +241,11 @@ Result<std::unique_ptr<Method>> open_edited(const std::string& spec, const std::
     return std::unique_ptr<Method>(new PlanEdit(std::move(*method), what, std::move(edit)));
 }
 
-CacheOptions bench_cache_options() { return {}; }
+CacheOptions bench_cache_options(const BenchShape& shape) {
+    CacheOptions options;
+    options.accuracy = shape.accuracy;
+    return options;
+}
 
 // Threads of its own, which sleep where they wait: on a busy machine, thousands of short graphs would spend their time
 // in ggml's spinning barriers.
@@ -295,7 +300,7 @@ Result<std::unique_ptr<BenchSubject>> CpuDevice::cache(const std::string& spec, 
                       ? open_edited(spec, "pages only", [](Side, SidePlan* plan) { only_pages(plan); })
                       : open_method(spec);
     if (!method) return method.status();
-    auto made = Cache::create(bench_model(shape_, *layers), std::move(*method), bench_cache_options());
+    auto made = Cache::create(bench_model(shape_, *layers), std::move(*method), bench_cache_options(shape_));
     if (!made) return made.status();
     auto subject = std::make_unique<CacheSubject>(shape_, data_, pool_, std::move(*made));
     subject->row.spec = spec;

@@ -72,7 +72,7 @@ void only_pages(SidePlan* plan);
 Result<std::unique_ptr<Method>> open_edited(const std::string& spec, const std::string& what, PlanEdit::Edit edit);
 
 // The one place where a benchmark's caches get their options.
-CacheOptions bench_cache_options();
+CacheOptions bench_cache_options(const BenchShape& shape);
 
 // Begins a step of rows [first, first + count) of one sequence, at positions of the same numbers.
 Status begin_rows(Cache& cache, SeqId sequence, int64_t first, int64_t count);

@@ -17,18 +17,39 @@ namespace {
 constexpr int32_t kOtherDim = 32;      // head size of the side that is not measured
 constexpr int32_t kMostRows = 1 << 18; // a cache begins anew above
 
-// Writes 128 rows a call to a cache of one layer and head. The side that is not measured packs nothing and has narrow
-// heads, so that it costs next to nothing.
+struct Place {
+    int32_t layers, layer;
+};
+
+// One layer, or as many as it takes until the method packs one of them, and which.
+Result<Place> packing_layer(const std::string& spec, const BenchShape& shape) {
+    for (int32_t layers = 1; layers <= 64; layers *= 2) {
+        auto method = open_method(spec);
+        if (!method) return method.status();
+        if (Status st = (*method)->accept(bench_model(shape, layers)); !st) return st;
+        for (int32_t layer = 0; layer < layers; ++layer)
+            for (const Side side : {Side::key, Side::value})
+                if ((*method)->initial(side, layer, 0, shape.head_dim).window.flush > 0) return Place{layers, layer};
+    }
+    return Status(StatusCode::invalid_argument, spec + ": none of 64 layers packs anything");
+}
+
+// Writes 128 rows a call to one layer of a cache with one KV head. The side that is not measured packs nothing and has
+// narrow heads, so that it costs next to nothing.
 class WriteSubject final : public BenchSubject {
 public:
     WriteSubject(const BenchShape& shape, const BenchData& data, std::optional<Side> only)
         : shape_(shape), data_(data), only_(only) {}
 
     Status prepare(const std::string& spec) {
-        ModelShape model = bench_model(shape_, 1);
-        LayerShape& layer = model.layers[0];
+        const auto place = packing_layer(spec, shape_);
+        if (!place) return place.status();
+        layer_ = place->layer;
+        LayerShape layer = bench_model(shape_, 1).layers[0];
         if (only_ == Side::key) layer.value_dim = std::min(kOtherDim, shape_.head_dim);
         if (only_ == Side::value) layer.key_dim = std::min(kOtherDim, shape_.head_dim), layer.rope = Rope();
+        ModelShape model = bench_model(shape_, place->layers);
+        model.layers.assign(size_t(place->layers), layer);
         const auto keep_one = [only = only_](Side side, SidePlan* plan) {
             if (side == *only) return;
             plan->window.flush = plan->window.first = 0;
@@ -36,12 +57,12 @@ public:
         };
         auto method = only_ ? open_edited(spec, "one side", keep_one) : open_method(spec);
         if (!method) return method.status();
-        auto made = Cache::create(model, std::move(*method), bench_cache_options());
+        auto made = Cache::create(model, std::move(*method), bench_cache_options(shape_));
         if (!made) return made.status();
         cache_ = std::move(*made);
         // From here on every 128 rows pack 128.
         for (const Side side : sides()) {
-            const Window& w = cache_->plan(0, 0, 0, side).window;
+            const Window& w = cache_->plan(0, layer_, 0, side).window;
             start_ = std::max<int64_t>(start_, w.front + w.keep + w.flush + kPageTokens);
         }
         start_ = (start_ + kPageTokens - 1) / kPageTokens * kPageTokens;
@@ -55,7 +76,7 @@ public:
         row.device = "cpu";
         row.isa = cache_->isa();
         for (const Side side : sides())
-            row.bytes += cache_->page(0, 0, 0, side, 0).layout->bytes;
+            row.bytes += cache_->page(0, layer_, 0, side, 0).layout->bytes;
         return {};
     }
 
@@ -69,8 +90,11 @@ public:
         packed(before);
         if (status_) status_ = begin_rows(*cache_, 0, cache_->rows(0), kBenchBlock);
         if (!status_) return 0;
+        const RowsF32 q = of(q_, shape_.heads), k = of(rows_[0], 1), v = of(rows_[1], 1);
+        for (int32_t other = 0; other < int32_t(cache_->shape().layers.size()); ++other)
+            if (other != layer_) cache_->write(other, q, k, v);
         const auto start = Clock::now();
-        cache_->write(0, of(q_, shape_.heads), of(rows_[0], 1), of(rows_[1], 1));
+        cache_->write(layer_, q, k, v);
         const double us = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
         cache_->end_step();
         packed(after);
@@ -85,7 +109,7 @@ public:
     std::vector<Side> sides() const {
         std::vector<Side> out;
         for (const Side side : {Side::key, Side::value})
-            if ((!only_ || side == *only_) && cache_->plan(0, 0, 0, side).window.flush > 0) out.push_back(side);
+            if ((!only_ || side == *only_) && cache_->plan(0, layer_, 0, side).window.flush > 0) out.push_back(side);
         return out;
     }
 
@@ -95,13 +119,14 @@ private:
     }
     void packed(int64_t out[2]) const {
         for (const Side side : {Side::key, Side::value})
-            out[size_t(side)] = cache_->packed_rows(0, 0, side);
+            out[size_t(side)] = cache_->packed_rows(0, layer_, side);
     }
 
     BenchShape shape_;
     const BenchData& data_;
     std::optional<Side> only_;
     std::unique_ptr<Cache> cache_;
+    int32_t layer_ = 0;
     int64_t start_ = 0;
     std::vector<float> q_, rows_[2]; // [128][group][D], [128][D]
     Status status_;

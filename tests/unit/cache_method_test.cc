@@ -38,7 +38,7 @@ TEST(OwnMethod, ItsWindowsAreUsed) {
     for (const Side side : {Side::key, Side::value})
         EXPECT_EQ((*cache)->packed_rows(0, 0, side), 256);
     EXPECT_EQ((*cache)->method().spec(), "windowed");
-    EXPECT_LT(error_of(out.data() + 299 * 4 * 64, expected(**cache, text, 299, 0, 300)), 5e-4);
+    EXPECT_LT(error_of(out.data() + 299 * 4 * 64, expected(**cache, text, 299, 0, 300)), bound_of(**cache));
 }
 
 TEST(OwnMethod, APlanThatCannotBeIsRefused) {

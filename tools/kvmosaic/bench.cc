@@ -17,7 +17,7 @@ using nlohmann::ordered_json;
 struct Options {
     eval::BenchShape shape;
     std::vector<std::string> specs, baselines;
-    std::string device = "cpu", json, commit;
+    std::string device = "cpu", accuracy = "exact", json, commit;
     int rounds = 0;
     double working_set = 160;
     bool force = false;
@@ -36,6 +36,8 @@ void check_device(const Options& o) {
 void check_options(Options& o) {
     if (!(o.working_set >= 0 && o.working_set <= 16000)) bad_usage("--working-set {}: 0 to 16000", o.working_set);
     o.shape.working_set = int64_t(o.working_set * 1e6);
+    if (o.accuracy != "exact" && o.accuracy != "fast") bad_usage("--accuracy {}: exact or fast", o.accuracy);
+    o.shape.accuracy = o.accuracy == "fast" ? Accuracy::fast : Accuracy::exact;
     check(eval::validate(o.shape));
     check_device(o);
     check_specs(o.specs);
@@ -62,6 +64,7 @@ std::string command(const char* verb, const Options& o, bool attend) {
         out += " --cache " + spec;
     for (const std::string& name : o.baselines)
         out += " --baseline " + name;
+    if (o.accuracy != "exact") out += " --accuracy " + o.accuracy;
     if (o.working_set != 160) out += fmt::format(" --working-set {}", o.working_set);
     if (o.rounds > 0) out += fmt::format(" --rounds {}", o.rounds);
     return out;
@@ -112,6 +115,8 @@ void add_options(CLI::App* verb, const std::shared_ptr<Options>& o) {
     verb->add_option("--cache", o->specs, "cache spec (kvmosaic methods); repeat for more rows")
         ->required()
         ->allow_extra_args(false);
+    verb->add_option("--accuracy", o->accuracy, "of attention straight from codes: exact or fast")
+        ->capture_default_str();
     verb->add_option("--rounds", o->rounds, "calls of each row (0: about two seconds of them, at least ten)")
         ->capture_default_str();
     verb->add_option("--working-set", o->working_set, "MB of K/V that the calls of a row walk over, at least two sets")
