@@ -34,8 +34,8 @@ TEST(Dispatch, ScalarIsFirstAndTablesAreWhole) {
     EXPECT_STREQ(available().front()->isa, "scalar");
     for (const Table* t : available()) {
         EXPECT_EQ(find(t->isa), t);
-        EXPECT_TRUE(t->encode && t->restore && t->load_raw && t->store_raw && t->add_abs && t->scores && t->softmax &&
-                    t->mix)
+        EXPECT_TRUE(t->encode && t->restore && t->load_raw && t->store_raw && t->add_abs && t->scores &&
+                    t->reads_codes && t->weigh && t->softmax && t->mix)
             << t->isa;
     }
 }
