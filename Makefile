@@ -1,7 +1,7 @@
 # Thin names for scripts/ and the presets of CMakePresets.json. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test build server format format-check tidy asan ubsan tsan cuda install clean model-%
+.PHONY: help demo test build server format format-check tidy asan ubsan tsan neon cuda install clean model-%
 
 help:
 	@echo "make demo          set everything up, build, fetch a small model, show it chatting and compare caches"
@@ -11,6 +11,7 @@ help:
 	@echo "make model-NAME    fetch a model: tiny, small, base, swa"
 	@echo "make format        format the C++ sources        make tidy    run clang-tidy"
 	@echo "make asan          unit tests under address and undefined-behaviour sanitizers (also: ubsan, tsan)"
+	@echo "make neon          64-bit ARM: cross-compiled, unit tests under qemu's user mode emulation"
 	@echo "make cuda          the GPU backend and its tests (smoke set; skipped without a GPU)"
 	@echo "make install       install to PREFIX (default /usr/local)"
 	@echo "make clean         remove build/ (models and llama.cpp stay in the cache folder)"
@@ -56,6 +57,11 @@ asan ubsan tsan:
 	@scripts/deps.sh
 	@scripts/build.sh $@ kvmosaic_tests
 	@ctest --preset $@ -L unit --no-tests=error
+
+neon:
+	@scripts/deps.sh --dev
+	@scripts/build.sh neon kvmosaic_tests
+	@ctest --preset neon -L unit --no-tests=error -j "$$(nproc)"
 
 cuda:
 	@scripts/build.sh cuda

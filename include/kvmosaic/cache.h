@@ -41,7 +41,7 @@ struct CacheOptions {
     Accuracy accuracy = Accuracy::exact; // KVMOSAIC_ACCURACY overrides
     bool restore = false;                // decode pages to rows before attending, also where codes could be read
     bool reference = false;              // use the plain double-precision kernels (tests, doubt)
-    std::string isa;                     // "" (best), "scalar", "avx2", ...; KVMOSAIC_ISA overrides
+    std::string isa;                     // "" (what KVMOSAIC_ISA names, else the best), "scalar", "avx2", "neon", ...
     bool poison = false;                 // fill memory with 0xFF before use (tests)
 };
 

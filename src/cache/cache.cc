@@ -166,7 +166,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
         for (const kernels::Table* t : kernels::available())
             list += (list.empty() ? "" : ", ") + std::string(t->isa);
         return Status(StatusCode::unsupported, "instruction set '" +
-                                                   (forced && *forced ? std::string(forced) : options.isa) +
+                                                   (options.isa.empty() && forced ? std::string(forced) : options.isa) +
                                                    "' is not available here; this machine has: " + list);
     }
 

@@ -16,6 +16,8 @@ const std::vector<const Table*>& available() {
         if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
             found.push_back(&avx512::kTable);
+#elif defined(__aarch64__)
+        found.push_back(&neon::kTable);
 #endif
         return found;
     }();

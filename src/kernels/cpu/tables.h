@@ -15,6 +15,10 @@ extern const Table kTable; // AVX2, FMA, F16C
 namespace avx512 {
 extern const Table kTable; // AVX-512 F, BW, VL, DQ besides
 }
+#elif defined(__aarch64__)
+namespace neon {
+extern const Table kTable; // the family's base as well, by its own instructions
+}
 #endif
 
 } // namespace kvmosaic::kernels

@@ -1,0 +1,15 @@
+# Toolchain of preset `neon`: 64-bit ARM under Linux by Debian's cross compiler; what is built runs under qemu's user
+# mode emulation, which finds the other machine's C library in the compiler's own folder.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+find_program(KVMOSAIC_QEMU NAMES qemu-aarch64-static qemu-aarch64)
+if(NOT KVMOSAIC_QEMU)
+    message(FATAL_ERROR "qemu-aarch64 is missing: scripts/deps.sh --dev installs it (Debian's qemu-user-static)")
+endif()
+set(CMAKE_CROSSCOMPILING_EMULATOR ${KVMOSAIC_QEMU} -L /usr/aarch64-linux-gnu)
+set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
