@@ -7,10 +7,15 @@
 namespace kvmosaic::cuda::bench {
 namespace {
 
-const AttendInstance* find(const std::string& name) {
-    for (const AttendInstance* row : attend_instances())
-        if (row->name == name) return row;
-    return nullptr;
+// The kernel for this many columns among those named `name` and `name`_cCOLUMNS, as Attention::create chooses.
+const AttendInstance* find(const std::string& name, int columns) {
+    const AttendInstance* best = nullptr;
+    for (const AttendInstance* row : attend_instances()) {
+        const std::string own = row->name;
+        if (own != name && own.rfind(name + "_c", 0) != 0) continue;
+        if (!best || instance_rank(*row, columns) < instance_rank(*best, columns)) best = row;
+    }
+    return best;
 }
 
 Ladder ladder_of(std::initializer_list<std::pair<int, int>> tiers) {
@@ -29,15 +34,16 @@ struct Store {
 void measure(const Store& store, const Shape& shape, const Regions& regions, const Options& options,
              const char* note = "") {
     if (std::string(store.spec).find(options.filter) == std::string::npos) return;
-    const AttendInstance* instance = find(store.kernel);
+    const AttendInstance* instance = find(store.kernel, shape.rows * shape.heads / shape.kv_heads);
     if (!instance) return; // not in this build's set
     Workload w(*instance, shape, store.ladder, regions);
     const int64_t pages = int64_t(shape.batch) * shape.kv_heads * shape.context / kPageTokens;
     // As Attention::create chooses: narrow blocks where a warp has two pages or fewer.
-    const int warps = pages < 132 * 24 ? 8 : 12;
-    const bool wide = shape.rows * shape.heads / shape.kv_heads > instance->columns;
+    const int most = instance->threads / instance->unit;
+    const int warps = pages < 132 * 24 && instance->unit == 32 ? 8 : most;
+    const bool wide = instance->unit > 32 || shape.rows * shape.heads / shape.kv_heads > instance->columns;
     if (!w.configure(Config{warps, wide ? 2 : 1}) && !w.configure(Config{warps, 1}) && !w.configure(Config{8, 1}) &&
-        !w.configure(Config{4, 1}))
+        !w.configure(Config{4, 1}) && !w.configure(Config{1, 1}))
         return;
     Row row;
     row.spec = store.spec, row.kernel = instance->name;

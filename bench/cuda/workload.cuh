@@ -23,7 +23,8 @@ struct Regions {
 };
 
 struct Config {
-    int warps = 12, slots = 2, blocks_per_sm = 1;
+    int warps = 12; // units of the instance
+    int slots = 2, blocks_per_sm = 1;
     bool early = true;
 };
 
@@ -148,7 +149,8 @@ struct Workload {
         const int columns = shape.rows * shape.heads / shape.kv_heads;
         const int team = (columns + instance.columns - 1) / instance.columns;
         const int warps = config.warps / team * team;
-        if (warps == 0 || warps * 32 > instance.threads) return false;
+        if (warps == 0 || warps * instance.unit > instance.threads) return false;
+        if (instance.unit > 32 && team > 1) return false;
         params.shared = instance.shared(instance.key_bytes(key_tiers), warps, team, config.slots);
         const uint32_t shared = params.shared.bytes;
         if (shared > 232448u / unsigned(config.blocks_per_sm) - 1024u * unsigned(config.blocks_per_sm > 1))

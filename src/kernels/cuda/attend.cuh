@@ -85,9 +85,10 @@ inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots
 }
 
 // q of one (sequence, KV head) into the warp's table, each column divided by the power of two of its largest value.
-template <int D, int NT>
+// place(channel, n): address of the 16 bytes of a channel and 8 columns.
+template <int D, int NT, class Place>
 __device__ __forceinline__ void load_queries(const AttendParams& p, int sequence, int head, int first_column,
-                                             uint32_t table, float* scale, int lane) {
+                                             Place place, float* scale, int lane) {
     constexpr int kPairs = D / 64; // of neighbouring channels, of a lane
     const int columns = p.rows * p.group;
     const bool bf16 = p.q_type == ElementType::bf16;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void load_queries(const AttendParams& p, int sequence
         for (int i = 0; i < kPairs; ++i)
 #pragma unroll
             for (int odd = 0; odd < 2; ++odd) {
-                const uint32_t to = table + uint32_t((64 * i + 2 * lane + odd) * 16 * NT + 16 * n);
+                const uint32_t to = place(64 * i + 2 * lane + odd, n);
                 const uint32_t pick = odd ? 0x7632 : 0x5410;
                 store_shared16(to,
                                make_uint4(__byte_perm(w[0][i], w[1][i], pick), __byte_perm(w[2][i], w[3][i], pick),
@@ -345,7 +346,9 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     for (int left = plan.count; left > 0; --left) {
         if (opening) {
             opening = false;
-            load_queries<K::D, NT>(p, sequence, head, first_column, q, scale, lane);
+            load_queries<K::D, NT>(
+                p, sequence, head, first_column,
+                [q](int channel, int n) { return q + uint32_t(channel * 16 * NT + 16 * n); }, scale, lane);
             const int t = lane & 3;
 #pragma unroll
             for (int n = 0; n < NT; ++n) {

@@ -63,7 +63,7 @@ struct HeadPlan {
 // Offsets in shared memory.
 struct SharedPlan {
     uint32_t key_slot = 0, slot = 0, team_ring = 0; // bytes of a key slot, of a page pair, of a team's ring
-    uint32_t q = 0, partial = 0, partial_stride = 0, ml = 0, scale = 0, barriers = 0, tiers = 0, block = 0;
+    uint32_t ring = 0, q = 0, partial = 0, partial_stride = 0, ml = 0, scale = 0, barriers = 0, tiers = 0, block = 0;
     uint32_t ones = 0, bytes = 0;
 };
 
@@ -90,8 +90,8 @@ struct AttendParams {
     const HeadPlan* heads_plan = nullptr; // [sequences * kv_heads]
     // launch shape
     int32_t group = 1, group_inverse = 65537; // heads / kv_heads; 65536 / group + 1
-    int32_t warps_per_block = 0, teams_per_block = 0, team = 1,
-            slots = 1; // team: warps that share pages; slots: page pairs in flight of a team
+    // warps: units of the instance (launch.h); team: units that share pages; slots: page pairs in flight of a team
+    int32_t warps_per_block = 0, teams_per_block = 0, team = 1, slots = 1;
     SharedPlan shared;
     // scratch
     float* warp_partial = nullptr;  // [blocks * warps][8 * NT][D] first part of a warp's work

@@ -8,20 +8,28 @@
 
 namespace kvmosaic::cuda {
 
-template <class K, class V, int NT, int THREADS>
-AttendInstance make_attend_instance(const char* name) {
+// What is read, without the kernel.
+template <class K, class V>
+AttendInstance make_attend_row(const char* name) {
     static_assert(K::D == V::D);
-    AttendInstance row;
+    AttendInstance row{};
     row.name = name;
     row.key = K::spec();
     row.value = V::spec();
     row.widths = K::widths();
     row.dim = K::D;
-    row.columns = 8 * NT;
-    row.threads = THREADS;
-    row.kernel = reinterpret_cast<const void*>(&attend_kernel<K, V, NT, THREADS>);
     row.value_bytes = V::kBytes;
     row.key_bytes = [](uint32_t tiers) { return K::bytes(tiers); };
+    return row;
+}
+
+template <class K, class V, int NT, int THREADS>
+AttendInstance make_attend_instance(const char* name) {
+    AttendInstance row = make_attend_row<K, V>(name);
+    row.columns = 8 * NT;
+    row.unit = 32;
+    row.threads = THREADS;
+    row.kernel = reinterpret_cast<const void*>(&attend_kernel<K, V, NT, THREADS>);
     row.shared = &shared_plan<K, V, NT>;
     return row;
 }

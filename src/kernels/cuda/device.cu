@@ -54,6 +54,14 @@ bool same_store(const DevicePage& a, const DevicePage& b) {
                                        : a.tiers[0].bits == b.tiers[0].bits;
 }
 
+// Kernels of a target that this device is not are in the table too.
+bool loads(const AttendInstance& row) {
+    cudaFuncAttributes attributes;
+    const bool found = cudaFuncGetAttributes(&attributes, row.kernel) == cudaSuccess;
+    if (!found) cudaGetLastError();
+    return found;
+}
+
 Ladder any_ladder(const std::vector<uint8_t>& widths, int32_t dim) {
     return widths.empty() ? Ladder{} : Ladder::uniform(widths.back(), uint16_t(dim));
 }
@@ -119,11 +127,14 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
         cuda::device_page(layout(shape.key, Side::key, shape.dim, any_ladder(shape.widths, shape.dim)));
     const DevicePage value = cuda::device_page(layout(shape.value, Side::value, shape.dim));
     auto impl = std::make_unique<Impl>();
+    const int32_t group = shape.heads / shape.kv_heads, columns = shape.rows * group;
     for (const AttendInstance* row : cuda::attend_instances()) {
         if (row->dim != shape.dim || row->widths != shape.widths) continue;
+        if (impl->instance && cuda::instance_rank(*row, columns) >= cuda::instance_rank(*impl->instance, columns))
+            continue;
         if (same_store(key,
                        cuda::device_page(layout(row->key, Side::key, row->dim, any_ladder(row->widths, row->dim)))) &&
-            same_store(value, cuda::device_page(layout(row->value, Side::value, row->dim))))
+            same_store(value, cuda::device_page(layout(row->value, Side::value, row->dim))) && loads(*row))
             impl->instance = row;
     }
     if (!impl->instance)
@@ -132,7 +143,6 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     const AttendInstance& row = *impl->instance;
     impl->name = row.name;
     impl->shape = shape;
-    const int32_t group = shape.heads / shape.kv_heads, columns = shape.rows * group;
     const int32_t team = (columns + row.columns - 1) / row.columns;
     int device = 0, multiprocessors = 0, limit = 0;
     cudaError_t error = cudaGetDevice(&device);
@@ -142,19 +152,20 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     // Up to two pages a warp the start of a wide block costs more than its width brings.
     const int64_t pages = shape.expected_rows / kPageTokens * shape.kv_heads;
     const bool small = shape.expected_rows > 0 && pages < int64_t(multiprocessors) * 24;
-    int32_t warps = shape.warps > 0 ? shape.warps : small ? 8 : 12;
-    warps = std::min(warps, row.threads / 32) / team * team;
+    const int32_t most = row.threads / row.unit;
+    int32_t warps = shape.warps > 0 ? shape.warps : small && row.unit == 32 ? 8 : most;
+    warps = std::min(warps, most) / team * team;
     if (warps == 0) warps = team;
-    if (warps * 32 > row.threads)
+    if (warps > most)
         return Status(StatusCode::unsupported, std::to_string(columns) +
                                                    " query rows times heads of a KV head: at most " +
-                                                   std::to_string(row.threads / 32 * row.columns));
+                                                   std::to_string(most * row.columns));
     const uint32_t key_bytes = shape.widths.empty() ? key.bytes
                                : shape.key_bytes
                                    ? shape.key_bytes
                                    : cuda::worst_device_page_bytes(shape.key, Side::key, shape.dim, shape.widths);
     AttendParams& p = impl->params;
-    for (int32_t slots = shape.slots > 0 ? shape.slots : team > 1 ? 2 : 1;; --slots) {
+    for (int32_t slots = shape.slots > 0 ? shape.slots : team > 1 || row.unit > 32 ? 2 : 1;; --slots) {
         p.shared = row.shared(key_bytes, warps, team, slots);
         p.slots = slots;
         if (p.shared.bytes <= uint32_t(limit)) break;

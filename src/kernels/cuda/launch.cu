@@ -6,7 +6,7 @@ cudaError_t launch_attend(const AttendInstance& instance, const AttendParams& pa
                           cudaStream_t stream) {
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(unsigned(blocks));
-    config.blockDim = dim3(unsigned(params.warps_per_block * 32));
+    config.blockDim = dim3(unsigned(instance.unit == 32 ? params.warps_per_block * 32 : instance.threads));
     config.dynamicSmemBytes = params.shared.bytes;
     config.stream = stream;
     cudaLaunchAttribute attribute[1];

@@ -17,7 +17,8 @@ struct AttendInstance {
     StoreSpec key, value;        // kind, bits, axis, group, rule; tiered: see widths
     std::vector<uint8_t> widths; // of a tiered key store, widest first; the bytes of PageRef::tiers follow it
     int32_t dim;
-    int32_t columns; // of a warp
+    int32_t columns; // of a unit: a warp, or a team of four of the kernels for many query rows
+    int32_t unit;    // its threads
     int32_t threads; // largest block
     const void* kernel;
     uint32_t value_bytes;
@@ -26,6 +27,15 @@ struct AttendInstance {
 };
 
 const std::vector<const AttendInstance*>& attend_instances();
+
+// Of instances that read the same pages: the lower, the faster for this many columns, as measured
+// (docs/performance.md). Warps side by side take time for every eight columns, a team of the kernels for many rows the
+// same for any number.
+inline int32_t instance_rank(const AttendInstance& row, int32_t columns) {
+    if (row.unit == 32) return (columns + row.columns - 1) / row.columns * 8;
+    if (columns > row.columns) return 1000;
+    return row.columns == 32 ? 28 : 33;
+}
 
 cudaError_t launch_plan(const PlanParams& params, cudaStream_t stream);
 // early: the kernel may start before its predecessor in the stream has ended (programmatic dependent launch).

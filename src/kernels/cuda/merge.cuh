@@ -27,6 +27,16 @@ __device__ __forceinline__ void store_out(const AttendParams& p, int64_t at, flo
     }
 }
 
+__device__ __forceinline__ void store_out2(const AttendParams& p, int64_t at, float a, float b) {
+    if (p.out_type == ElementType::f32) {
+        *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = make_float2(a, b);
+    } else if (p.out_type == ElementType::f16) {
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(p.out) + at) = pack_half2(a, b);
+    } else {
+        *reinterpret_cast<__nv_bfloat162*>(static_cast<uint16_t*>(p.out) + at) = __floats2bfloat162_rn(a, b);
+    }
+}
+
 // Row of q and out of a column of one KV head.
 __device__ __forceinline__ int64_t result_row(const AttendParams& p, int head, int column) {
     const int sequence = head / p.kv_heads, row = row_of_column(p, column);

@@ -60,6 +60,11 @@ __device__ __forceinline__ uint32_t hmul2(uint32_t a, uint32_t b) {
     asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
+__device__ __forceinline__ uint32_t hfma2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 __device__ __forceinline__ uint32_t hmax2(uint32_t a, uint32_t b) {
     uint32_t d;
     asm("max.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
@@ -92,6 +97,11 @@ __device__ __forceinline__ uint2 load_shared8(uint32_t a) {
     asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
     return v;
 }
+__device__ __forceinline__ uint32_t load_shared_half(uint32_t a) {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0,[%1];" : "=h"(v) : "r"(a));
+    return v;
+}
 __device__ __forceinline__ uint32_t load_shared_byte(uint32_t a) {
     uint32_t v;
     asm volatile("ld.shared.u8 %0,[%1];" : "=r"(v) : "r"(a));
@@ -99,6 +109,18 @@ __device__ __forceinline__ uint32_t load_shared_byte(uint32_t a) {
 }
 __device__ __forceinline__ void store_shared16(uint32_t a, const uint4& v) {
     asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ __forceinline__ void store_shared4(uint32_t a, uint32_t v) {
+    asm volatile("st.shared.u32 [%0],%1;" ::"r"(a), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared2(uint32_t a, uint32_t v) {
+    asm volatile("st.shared.u16 [%0],%1;" ::"r"(a), "h"(uint16_t(v)) : "memory");
+}
+__device__ __forceinline__ uint32_t load_shared4(uint32_t a) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0,[%1];" : "=r"(v) : "r"(a));
+    return v;
 }
 
 __device__ __forceinline__ void barrier_init(uint32_t bar, uint32_t count) {
