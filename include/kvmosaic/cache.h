@@ -29,7 +29,7 @@ enum class StepMode : uint8_t {
 
 // How weights are rounded where attention is computed straight from the codes.
 enum class Accuracy : uint8_t {
-    exact, // 14 bits and sign: error below 5e-4 of the attention over the stored values
+    exact, // 15 bits and sign: error below 5e-4 of the attention over the stored values
     fast,  // 7 bits and sign: error up to 5e-2, less than what 2-bit codes lose
 };
 const char* name_of(Accuracy a);

@@ -35,7 +35,7 @@ struct CodeRows {
     int32_t lane_first = 0, lane_end = 0;       // lanes that are wanted; whole lane blocks are written
     float scale = 1.0f;
     bool add = false;
-    bool fast = false;             // weights rounded to 8 bits (error up to 5e-2) instead of 14 (below 5e-4)
+    bool fast = false;             // weights rounded to 8 bits (error up to 5e-2) instead of 16 (below 5e-4)
     const uint8_t* next = nullptr; // bytes of the page that will be read after this one, about as long: fetched ahead
     float* out = nullptr;          // [n][out_stride]
     int64_t out_stride = 0;

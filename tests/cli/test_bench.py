@@ -26,7 +26,7 @@ class BenchAttend(Case):
             self.assertTrue(0 < row["min_us"] <= row["median_us"], row)
             self.assertAlmostEqual(row["tb_s"], row["bytes"] / row["median_us"] / 1e6)
             # Whether the row was checked against its own values, not how well a kernel rounds (tests/property): ours adds in
-            # f32 or rounds weights to 14 bits (fast: to 7), ggml rounds queries and sums to narrow types.
+            # f32 or rounds weights to 15 bits and sign (fast: to 7), ggml rounds queries and sums to narrow types.
             self.assertTrue(math.isfinite(row["error"]), row)
             self.assertLess(row["error"], 0.1 if row["baseline"] or row["accuracy"] == "fast" else 1e-3, row)
             self.assertEqual(row["accuracy"] in ("exact", "fast"), row["path"] in ("fused", "partly fused"), row)
