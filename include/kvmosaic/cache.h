@@ -39,10 +39,10 @@ struct CacheOptions {
     int64_t max_bytes = 0; // of the arena; 0: no limit
     StepMode step = StepMode::decode;
     Accuracy accuracy = Accuracy::exact; // KVMOSAIC_ACCURACY overrides
-    bool restore = false;                // decode pages to rows before attending, also where codes could be read
-    bool reference = false;              // use the plain double-precision kernels (tests, doubt)
-    std::string isa;                     // "" (what KVMOSAIC_ISA names, else the best), "scalar", "avx2", "neon", ...
-    bool poison = false;                 // fill memory with 0xFF before use (tests)
+    bool restore = false;   // decode pages to rows before attending, also where codes could be read; KVMOSAIC_RESTORE=1
+    bool reference = false; // use the plain double-precision kernels (tests, doubt)
+    std::string isa;        // "" (what KVMOSAIC_ISA names, else the best), "scalar", "avx2", "neon", ...
+    bool poison = false;    // fill memory with 0xFF before use (tests)
 };
 
 // One row of a step. The same row may belong to several sequences (a shared prompt).

@@ -158,6 +158,8 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
                           "KVMOSAIC_ACCURACY = '" + std::string(wish) + "': must be exact or fast");
         im->options.accuracy = wish == "fast" ? Accuracy::fast : Accuracy::exact;
     }
+    if (const char* named = std::getenv("KVMOSAIC_RESTORE"); named && *named && std::string_view(named) != "0")
+        im->options.restore = true;
     if (options.reference) {
         im->table = &kernels::reference();
     } else if (im->table = kernels::find(options.isa); !im->table) {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include <fmt/format.h>
@@ -241,11 +243,19 @@ Status Context::prefill(std::span<const int32_t> tokens, const Progress& progres
 
 const float* Context::logits(int32_t i) const { return llama_get_logits_ith(get(), i); }
 
+std::string attend_setting() {
+    const char *restore = std::getenv("KVMOSAIC_RESTORE"), *accuracy = std::getenv("KVMOSAIC_ACCURACY");
+    if (restore && *restore && std::string_view(restore) != "0") return "restore";
+    return accuracy && *accuracy ? accuracy : "exact";
+}
+
 CacheReport report(const Context& context) {
     CacheReport out;
     const Cache* cache = cache_of(context.get()); // ends the step under way
     out.footprint = cache->footprint();
     out.path = name_of(cache->path());
+    const bool codes = cache->path() == Path::fused || cache->path() == Path::partly;
+    if (codes && cache->accuracy() == Accuracy::fast) out.path += ", fast";
     out.isa = cache->isa();
     return out;
 }

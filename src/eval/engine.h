@@ -96,6 +96,9 @@ private:
     double seconds_ = 0;
 };
 
+// How this process attends packed pages: "exact", "fast" or "restore" (KVMOSAIC_ACCURACY, KVMOSAIC_RESTORE).
+std::string attend_setting();
+
 // Bytes and bits of a context's cache now.
 struct CacheReport {
     Footprint footprint;

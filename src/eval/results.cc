@@ -34,7 +34,8 @@ ordered_json identity(const CompareHead& head) {
     return {{"model_sha256", head.model_sha256}, {"text_sha256", identity_of_texts(head)},
             {"weights", head.weights},           {"version", head.version},
             {"window", head.options.window},     {"score_from", head.options.score_from},
-            {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)}};
+            {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)},
+            {"attend", attend_setting()}};
 }
 
 ordered_json window_json(const WindowResult& w) {
@@ -117,6 +118,7 @@ ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
                      {"score_from", o.score_from},
                      {"ubatch", o.ubatch},
                      {"step", name_of(o.step)},
+                     {"attend", attend_setting()},
                      {"warnings", warnings(rows)},
                      {"rows", ordered_json::array()},
                      {"texts", ordered_json::array()}};

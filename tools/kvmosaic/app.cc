@@ -1,6 +1,7 @@
 #include "kvmosaic/app.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <set>
 
@@ -136,6 +137,14 @@ void write_json(const std::string& target, const std::string& text, bool force) 
 void add_common(CLI::App* app, Common* common) {
     app->add_option("--threads", common->threads, "threads of the model's work (0: all of this machine)")
         ->check(CLI::Range(0, 1024));
+    // Contexts are made in many places, and other tools on our cache need the same two words: the environment.
+    app->add_option_function<std::string>(
+           "--accuracy", [](const std::string& wish) { ::setenv("KVMOSAIC_ACCURACY", wish.c_str(), 1); },
+           "weights of attention on packed codes: exact (16 bits, default) or fast (8 bits)")
+        ->check(CLI::IsMember({"exact", "fast"}));
+    app->add_flag_callback(
+        "--restore", [] { ::setenv("KVMOSAIC_RESTORE", "1", 1); },
+        "decode packed pages before attending, instead of reading their codes");
     app->add_flag("--verbose", common->verbose, "show the log of libllama");
 }
 

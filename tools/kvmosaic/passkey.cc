@@ -124,7 +124,8 @@ void passkey(const Options& o) {
                             {"weights", prepared.weights},
                             {"version", KVMOSAIC_VERSION},
                             {"seed", o.task.seed},
-                            {"ubatch", o.task.ubatch}};
+                            {"ubatch", o.task.ubatch},
+                            {"attend", eval::attend_setting()}};
     Lines lines(o.resume, head);
     std::vector<eval::PasskeyResult> results = lines.found;
     eval::PasskeyOptions task = o.task;
