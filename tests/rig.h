@@ -153,7 +153,7 @@ inline double l2_error_of(const float* got, const std::vector<double>& want) {
 // What attention may differ from double over the decoded values, in error_of: fp32 sums where pages are restored,
 // weights of 16 bits where codes are attended (one number of a row, so more than the 5e-4 of the whole row).
 inline double bound_of(const Cache& cache) {
-    return cache.path() == Path::fused || cache.path() == Path::partly ? 3e-3 : 5e-5;
+    return cache.path() == Path::fused || cache.path() == Path::partly ? 1.5e-3 : 5e-5;
 }
 
 // Specs that cover every store, window shape and page rule that exists.

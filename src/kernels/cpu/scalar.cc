@@ -4,6 +4,8 @@
 #include "kernels/grid.h"
 #include "kernels/ref/ref.h"
 
+#pragma GCC diagnostic ignored "-Wpsabi" // vectors of 32 bytes never cross a call here: all of it is inlined
+
 namespace kvmosaic::kernels::scalar {
 
 constexpr const char* kName = "scalar";
