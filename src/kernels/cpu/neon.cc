@@ -74,6 +74,7 @@ inline F look_up(const F* part, U code) { // the four bytes of a level
 
 inline void in_register(V& x) { asm("" : "+w"(x)); }
 
+#define KVMOSAIC_NEON_TABLE
 #include "kernels/cpu/table.inc"
 
 } // namespace kvmosaic::kernels::neon
