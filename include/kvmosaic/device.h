@@ -154,7 +154,8 @@ struct EncodeCall {
     const uint16_t* order = nullptr; // tiers: device, [heads][D], channel at each ladder position; null: rows lie so
 };
 // Uniform grids, asymmetric, groups of tokens (keys) or channels (values); groups along the other axis, asymmetric,
-// symmetric, hybrid or a codebook with the norm; keys in the tiers of a ladder, asymmetric or midpoint, without a map. Codes, scales and offsets are those of the CPU's encoder.
+// symmetric, hybrid or a codebook with the norm; keys in the tiers of a ladder, asymmetric or midpoint, without a map.
+// Codes, scales and offsets are those of the CPU's encoder.
 Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
               const Ladder& ladder = {});
 

@@ -34,7 +34,8 @@ struct EncodeParams {
 cudaError_t launch_encode_grid(const DevicePage& page, const EncodeParams& params, cudaStream_t stream);
 // Key pages in given tiers, without a map, one group of tokens: D of 64, 128, 256, widths of 1 to 8 bits.
 cudaError_t launch_encode_tiers(const DevicePage& page, const EncodeParams& params, cudaStream_t stream);
-// Groups along the depth: D up to 256, even; rules asym, symmetric, both hybrids and codebook_norm (then with its book).
+// Groups along the depth: D up to 256, even; rules asym, symmetric, both hybrids and codebook_norm (then with its
+// book).
 cudaError_t launch_encode_depth(const DevicePage& page, const float* book, const EncodeParams& params,
                                 cudaStream_t stream);
 // Key pages of 16-, 4- and 2-bit tiers, D = 128, one group.
