@@ -1,5 +1,6 @@
 // Encoding of pages, and what appending a row to every sequence adds to attention.
 #include "kernels/cuda/encode.h"
+#include "kernels/cuda/restore.h"
 #include "rows.h"
 #include "workload.cuh"
 
@@ -34,8 +35,28 @@ void time_encode(const std::string& spec, int pages, int dim, int64_t bytes, con
     std::sort(us.begin(), us.end());
     Row row;
     row.spec = spec, row.head_dim = dim, row.median_us = us[us.size() / 2], row.min_us = us[0], row.bytes = bytes;
-    row.note = std::to_string(pages) + " pages, bytes of bf16 read";
+    row.note = std::to_string(pages) + " pages, bytes of bf16 rows";
     print(row);
+}
+
+// Back to bf16 rows; bytes are those written.
+void restore_bench(const Options& options) {
+    constexpr int kDim = 128, kPages = 16384;
+    DeviceArray<uint16_t> rows(size_t(kPages) * 128 * kDim);
+    for (const int bits : {2, 4}) {
+        StoreSpec spec;
+        spec.kind = StoreKind::grid, spec.bits = uint8_t(bits), spec.group = 128;
+        RestoreParams p = restore_params(layout(spec, Side::key, kDim));
+        DeviceArray<uint8_t> pool(size_t(kPages) * p.page.bytes);
+        fill_pages<<<kPages, 128>>>(p.page, pool.data, p.page.bytes, 5);
+        std::vector<device::RestoreJob> jobs;
+        for (int i = 0; i < kPages; ++i)
+            jobs.push_back({int64_t(i) * 128 * kDim, uint32_t(i) * (p.page.bytes / kUnit), 0});
+        DeviceArray<device::RestoreJob> device_jobs(jobs);
+        p.pool = pool.data, p.jobs = device_jobs.data, p.count = kPages, p.rows = rows.data, p.row_stride = kDim;
+        time_encode("restore keys " + std::to_string(bits) + " bits, group 128", kPages, kDim, int64_t(rows.size) * 2,
+                    options, [&] { KVMOSAIC_CUDA_CHECK(launch_restore(p, nullptr)); });
+    }
 }
 
 void append_bench(const Options& options) {
@@ -109,6 +130,45 @@ void encode_bench(const Options& options) {
                 time_encode(name, pages, kDim, int64_t(words) * 4, options,
                             [&] { KVMOSAIC_CUDA_CHECK(launch_encode_grid(page, p, nullptr)); });
             }
+        for (const Side side : {Side::key, Side::value}) { // InnerQ: groups of 32 along the depth
+            StoreSpec spec;
+            spec.kind = StoreKind::grid, spec.group = 32, spec.bits = side == Side::key ? 3 : 2;
+            spec.axis = side == Side::key ? Axis::channels : Axis::tokens;
+            spec.rule = side == Side::key ? GridRule::symmetric : GridRule::hybrid_1bit;
+            const DevicePage page = device_page(layout(spec, side, kDim));
+            DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
+            std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
+            for (int i = 0; i < pages; ++i)
+                jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
+            DeviceArray<EncodeJob> device_jobs(jobs);
+            EncodeParams p;
+            p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
+            p.count = pages, p.pool = pool.data;
+            time_encode(side == Side::key ? "encode keys innerq: 3 bits symmetric" : "encode values innerq: hybrid",
+                        pages, kDim, int64_t(words) * 4, options,
+                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_depth(page, nullptr, p, nullptr)); });
+        }
+        { // PN-Mix as the method stores it
+            StoreSpec spec;
+            spec.kind = StoreKind::tiered, spec.group = 128, spec.rule = GridRule::midpoint, spec.page_map = false;
+            Ladder ladder;
+            ladder.push(3, kDim / 2), ladder.push(1, kDim / 2);
+            const DevicePage page = device_page(layout(spec, Side::key, kDim, ladder));
+            std::vector<uint16_t> order(kDim);
+            for (int c = 0; c < kDim; ++c)
+                order[size_t(c)] = uint16_t(c * 5 % kDim);
+            DeviceArray<uint16_t> device_order(order);
+            DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
+            std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
+            for (int i = 0; i < pages; ++i)
+                jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
+            DeviceArray<EncodeJob> device_jobs(jobs);
+            EncodeParams p;
+            p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
+            p.count = pages, p.pool = pool.data, p.order = device_order.data;
+            time_encode("encode keys pnmix: 64 x 3, 64 x 1, ordered", pages, kDim, int64_t(words) * 4, options,
+                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_tiers(page, p, nullptr)); });
+        }
         // Thresholds that make about 8 raw, 32 four-bit and 88 two-bit channels of these rows.
         DeviceArray<uint8_t> pool(size_t(pages) * 16384);
         std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
@@ -128,6 +188,7 @@ void encode_bench(const Options& options) {
         time_encode("encode keys mixkvq: score, tiers, codes", pages, kDim, int64_t(words) * 4, options,
                     [&] { KVMOSAIC_CUDA_CHECK(launch_encode_mix(p, nullptr)); });
     }
+    restore_bench(options);
     append_bench(options);
 }
 

@@ -92,7 +92,10 @@ struct AttentionShape {
     StoreSpec key, value;
     std::vector<uint8_t> widths; // tiered keys: widths that pages may have
     uint32_t key_bytes = 0;      // tiered keys: largest page; 0: worst of all ladders
-    int64_t expected_rows = 0;   // of all sequences together, for the choice of launch shape; 0: many
+    // Tiered keys without a map: that of all pages. Each tier but the last fills its granules (64 channels of 1 or 3
+    // bits, 32 of 2 or 6, else 16). Queries come in its order.
+    Ladder ladder;
+    int64_t expected_rows = 0; // of all sequences together, for the choice of launch shape; 0: many
     // For measurements; 0: chosen.
     int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0;
     bool early = true; // may start before the kernel before it has ended (see SequenceState::stable_pages)
@@ -138,7 +141,7 @@ std::vector<std::string> attention_kernels();
 struct EncodeJob {
     int64_t row = 0;   // of the first row, in elements from `rows`
     uint32_t unit = 0; // where the page goes; of encode_mix chosen by the kernel where `pool_used` is given
-    int32_t head = 0;  // encode_mix: row of query_sum and of the table
+    int32_t head = 0;  // row of EncodeCall::order; encode_mix: of query_sum and of the table
     int32_t page = 0;  // encode_mix: page of the table
 };
 struct EncodeCall {
@@ -148,10 +151,13 @@ struct EncodeCall {
     const EncodeJob* jobs = nullptr; // device, [count]
     int32_t count = 0;
     uint8_t* pool = nullptr;
+    const uint16_t* order = nullptr; // tiers: device, [heads][D], channel at each ladder position; null: rows lie so
 };
-// Uniform grids, asymmetric, groups of tokens (keys) or channels (values). Codes, scales and offsets are those of the
-// CPU's encoder.
-Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream);
+// Uniform grids, asymmetric, groups of tokens (keys) or channels (values); groups along the other axis, asymmetric,
+// symmetric, hybrid or a codebook with the norm; keys in the tiers of a ladder, asymmetric or midpoint, without a map.
+// Codes, scales and offsets are those of the CPU's encoder.
+Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
+              const Ladder& ladder = {});
 
 // Keys in tiers of 16, 4 and 2 bits, D = 128: the score of a channel is the mean of |q| times its step at 2 bits.
 struct MixCall {
@@ -166,6 +172,28 @@ struct MixCall {
     uint32_t* exhausted = nullptr; // becomes 1 when a page found no room; that page is not written
 };
 Status encode_mix(const MixCall& call, Stream stream);
+
+// ---- restoring ----
+
+struct RestoreJob {
+    int64_t row = 0;    // where the page's first row goes, in elements from `rows`
+    uint32_t unit = 0;  // of the page
+    uint32_t tiers = 0; // PageRef::tiers, where the ladder is not given
+};
+struct RestoreCall {
+    const uint8_t* pool = nullptr;
+    const RestoreJob* jobs = nullptr; // device, [count]
+    int32_t count = 0;
+    void* rows = nullptr;
+    int64_t row_stride = 0; // elements
+    ElementType type = ElementType::bf16;
+    std::vector<uint8_t> widths; // tiered pages with a map whose ladders differ: as in AttentionShape
+};
+// Pages of any store but raw to rows of 128 tokens, channels in model order (without a map: in ladder order). Values
+// are those of the CPU's decoder, then rounded to `type`. ladder: of tiered pages, unless `widths` says how to read
+// theirs.
+Status restore(const StoreSpec& spec, Side side, int32_t dim, const RestoreCall& call, Stream stream,
+               const Ladder& ladder = {});
 
 // ---- steps ----
 

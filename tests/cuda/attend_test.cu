@@ -12,7 +12,8 @@ Ladder ladder_for(const AttendInstance& row) {
     Ladder ladder;
     int left = row.dim;
     for (size_t i = 0; i + 1 < row.widths.size(); ++i) {
-        const int n = row.widths[i] == 16 ? row.dim / 16 + 1 : row.dim / 4;
+        int n = row.widths[i] == 16 ? row.dim / 16 + 1 : row.dim / 4;
+        if (!row.key.page_map) n = std::max(n, device_granule(row.widths[i])); // see AttentionShape::ladder
         ladder.push(row.widths[i], uint16_t(n));
         left -= n;
     }

@@ -8,6 +8,7 @@
 #include "kernels/cuda/transcode.h"
 #include "kernels/kernels.h"
 #include "kvmosaic/method.h"
+#include "unit/codec_rules.h"
 #include "unit/codec_util.h"
 
 namespace kvmosaic::testing {
@@ -79,6 +80,92 @@ TEST(CudaEncode, GridPagesEqualTheReference) {
                     if (dim / parts >= 32)
                         expect_same_pages(grid_spec(Side::value, bits, dim / parts), Side::value, dim, bf16);
             }
+}
+
+// Groups of channels of a key token and of tokens of a value channel: InnerQ's rules and TurboQuant's codebook.
+TEST(CudaEncode, GroupsAlongTheDepthEqualTheReference) {
+    KVMOSAIC_NEEDS_GPU();
+    for (const int dim : {64, 80, 128, 256})
+        for (const Side side : {Side::key, Side::value})
+            for (const int bits : {2, 3, 4})
+                for (const int group : {8, 32, 128})
+                    for (const GridRule rule : {GridRule::asym, GridRule::symmetric, GridRule::hybrid_1bit,
+                                                GridRule::hybrid_4level, GridRule::codebook_norm}) {
+                        StoreSpec spec = grid_spec(side, bits, group);
+                        spec.axis = side == Side::key ? Axis::channels : Axis::tokens;
+                        spec.rule = rule;
+                        if (rule == GridRule::codebook_norm) {
+                            spec.kind = StoreKind::codebook, spec.book = book_of(bits);
+                            if (side == Side::value) continue; // codebooks have groups of channels
+                        }
+                        if (!validate(spec, side, dim)) continue;
+                        for (const bool bf16 : {false, true})
+                            expect_same_pages(spec, side, dim, bf16);
+                        if (HasFatalFailure()) return;
+                    }
+}
+
+// Tiers without a map, with and without an order of the channels.
+TEST(CudaEncode, TieredPagesEqualTheReference) {
+    KVMOSAIC_NEEDS_GPU();
+#ifdef KVMOSAIC_CUDA_SMOKE
+    const std::vector<int> dims = {128};
+#else
+    const std::vector<int> dims = {64, 128, 256};
+#endif
+    const int pages = 4, heads = 3;
+    for (const int dim : dims)
+        for (const GridRule rule : {GridRule::asym, GridRule::midpoint})
+            for (const bool bf16 : {false, true})
+                for (const auto& tiers : std::vector<std::vector<std::pair<int, int>>>{
+                         {{3, dim / 2}, {1, dim / 2}},
+                         {{4, 16}, {2, dim - 16}},
+                         {{8, 5}, {6, 7}, {4, 9}, {3, 11}, {2, 13}, {1, dim - 45}}}) {
+                    StoreSpec spec = tiered_spec(128);
+                    spec.page_map = false, spec.rule = rule;
+                    Ladder ladder;
+                    for (const auto& [bits, channels] : tiers)
+                        ladder.push(uint8_t(bits), uint16_t(channels));
+                    const PageLayout page = layout(spec, Side::key, dim, ladder);
+                    const uint32_t bytes = device::page_bytes(spec, Side::key, dim, ladder);
+                    const Rows rows(pages, dim, bf16, uint64_t(dim + int(tiers.size())));
+                    std::vector<uint16_t> order;
+                    for (int h = 0; h < heads; ++h)
+                        for (int c = 0; c < dim; ++c)
+                            order.push_back(uint16_t((c * (2 * h + 3) + 7 * h) % dim)); // odd factors permute
+                    DeviceArray<uint16_t> input(rows.stored), device_order(order);
+                    std::vector<device::EncodeJob> jobs;
+                    for (int i = 0; i < pages; ++i)
+                        jobs.push_back({int64_t(i) * 128 * dim, uint32_t(i) * bytes / device::kPageUnit, i % heads, 0});
+                    DeviceArray<device::EncodeJob> device_jobs(jobs);
+                    for (const bool ordered : {false, true}) {
+                        DeviceArray<uint8_t> pool(size_t(bytes) * pages);
+                        pool.poison();
+                        device::EncodeCall call;
+                        call.rows = input.data, call.row_stride = dim;
+                        call.type = bf16 ? device::ElementType::bf16 : device::ElementType::f16;
+                        call.jobs = device_jobs.data, call.count = pages, call.pool = pool.data;
+                        if (ordered) call.order = device_order.data;
+                        const Status status = device::encode(spec, Side::key, dim, call, nullptr, ladder);
+                        ASSERT_TRUE(status.ok()) << status.message();
+                        KVMOSAIC_CUDA_CHECK(cudaDeviceSynchronize());
+                        const std::vector<uint8_t> got = pool.to_host();
+                        for (int i = 0; i < pages; ++i) {
+                            std::vector<float> in(size_t(128) * dim);
+                            for (int r = 0; r < 128; ++r)
+                                for (int c = 0; c < dim; ++c)
+                                    in[size_t(r * dim + c)] = rows.values[size_t(
+                                        (i * 128 + r) * dim + (ordered ? order[size_t(i % heads * dim + c)] : c))];
+                            std::vector<uint8_t> host(page.bytes, 0), want(bytes, 0);
+                            kernels::reference().encode(page, nullptr, in.data(), 0, 128, host.data());
+                            cuda::to_device_order(page, host.data(), want.data());
+                            ASSERT_EQ(want, std::vector<uint8_t>(got.begin() + int64_t(i) * bytes,
+                                                                 got.begin() + int64_t(i + 1) * bytes))
+                                << "D " << dim << " tiers " << tiers.size() << " page " << i
+                                << (bf16 ? " bf16" : " f16") << (ordered ? " ordered" : "");
+                        }
+                    }
+                }
 }
 
 TEST(CudaEncode, RefusesWhatItCannotEncode) {

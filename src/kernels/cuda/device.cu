@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/encode.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/restore.h"
 
 namespace kvmosaic::device {
 
@@ -123,6 +124,16 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     if (shape.max_sequences < 1) return bad("max_sequences: must be at least 1");
     if (Status s = validate(shape.key, Side::key, shape.dim); !s) return s;
     if (Status s = validate(shape.value, Side::value, shape.dim); !s) return s;
+    if (shape.key.kind == StoreKind::tiered && !shape.key.page_map) {
+        if (Status s = validate(shape.ladder, shape.dim); !s) return s;
+        for (int i = 0; i + 1 < shape.ladder.count; ++i) {
+            const Tier& tier = shape.ladder.tiers[size_t(i)];
+            if (tier.channels % (tier.bits == 16 ? 8 : cuda::device_granule(tier.bits)) != 0)
+                return Status(StatusCode::unsupported, "ladder: " + std::to_string(tier.channels) + " channels of " +
+                                                           std::to_string(tier.bits) +
+                                                           " bits do not fill their granules, and pages have no map");
+        }
+    }
     const DevicePage key =
         cuda::device_page(layout(shape.key, Side::key, shape.dim, any_ladder(shape.widths, shape.dim)));
     const DevicePage value = cuda::device_page(layout(shape.value, Side::value, shape.dim));
@@ -252,17 +263,25 @@ namespace {
 cuda::EncodeParams encode_params(const EncodeCall& call) {
     cuda::EncodeParams p;
     p.rows = call.rows, p.row_stride = call.row_stride, p.type = call.type;
-    p.jobs = call.jobs, p.count = call.count, p.pool = call.pool;
+    p.jobs = call.jobs, p.count = call.count, p.pool = call.pool, p.order = call.order;
     return p;
 }
 
 } // namespace
 
-Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream) {
+Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
+              const Ladder& ladder) {
     if (Status s = validate(spec, side, dim); !s) return s;
     if (call.type == ElementType::f32) return bad("type = f32: rows must be f16 or bf16");
-    return failed("encode", cuda::launch_encode_grid(cuda::device_page(layout(spec, side, dim)), encode_params(call),
-                                                     stream_of(stream)));
+    if (spec.kind == StoreKind::tiered) {
+        if (Status s = validate(ladder, dim); !s) return s;
+        return failed("encode", cuda::launch_encode_tiers(cuda::device_page(layout(spec, side, dim, ladder)),
+                                                          encode_params(call), stream_of(stream)));
+    }
+    const DevicePage page = cuda::device_page(layout(spec, side, dim));
+    return failed("encode", page.along_depth
+                                ? cuda::launch_encode_depth(page, spec.book, encode_params(call), stream_of(stream))
+                                : cuda::launch_encode_grid(page, encode_params(call), stream_of(stream)));
 }
 
 Status encode_mix(const MixCall& call, Stream stream) {
@@ -273,6 +292,27 @@ Status encode_mix(const MixCall& call, Stream stream) {
     p.table = call.table, p.table_stride = call.table_stride;
     p.pool_used = call.pool_used, p.pool_units = call.pool_units, p.exhausted = call.exhausted;
     return failed("encode_mix", cuda::launch_encode_mix(p, stream_of(stream)));
+}
+
+Status restore(const StoreSpec& spec, Side side, int32_t dim, const RestoreCall& call, Stream stream,
+               const Ladder& ladder) {
+    if (Status s = validate(spec, side, dim); !s) return s;
+    const bool coded = spec.kind == StoreKind::tiered && !call.widths.empty();
+    if (coded && (call.widths.size() > 4 || !spec.page_map))
+        return bad("widths: at most four, of tiered pages with a map");
+    if (spec.kind == StoreKind::tiered && !coded)
+        if (Status s = validate(ladder, dim); !s) return s;
+    if (spec.edge_groups > cuda::kMostEdges)
+        return Status(StatusCode::unsupported, "restore: at most " + std::to_string(cuda::kMostEdges) + " edges");
+    cuda::RestoreParams p =
+        cuda::restore_params(layout(spec, side, dim, coded ? any_ladder(call.widths, dim) : ladder));
+    p.pool = call.pool, p.jobs = call.jobs, p.count = call.count;
+    p.rows = call.rows, p.row_stride = call.row_stride, p.type = call.type;
+    if (coded) {
+        p.width_count = int32_t(call.widths.size());
+        std::copy(call.widths.begin(), call.widths.end(), p.widths);
+    }
+    return failed("restore", cuda::launch_restore(p, stream_of(stream)));
 }
 
 Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const RowWindow& key, const RowWindow& value,

@@ -25,7 +25,8 @@ int64_t Attention::scratch_bytes() const { return 0; }
 Status Attention::plan(const SequenceState*, int32_t, Stream) { return absent(); }
 Status Attention::attend(const AttendCall&, Stream) { return absent(); }
 
-Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream) { return absent(); }
+Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream, const Ladder&) { return absent(); }
+Status restore(const StoreSpec&, Side, int32_t, const RestoreCall&, Stream, const Ladder&) { return absent(); }
 Status encode_mix(const MixCall&, Stream) { return absent(); }
 Status advance(SequenceState*, int32_t, int32_t, const RowWindow&, const RowWindow&, Stream) { return absent(); }
 Status append(const AppendCall&, Stream) { return absent(); }

@@ -16,15 +16,21 @@ __device__ __forceinline__ __half half_saturated(float x) {
     return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
 }
 
-__device__ __forceinline__ DeviceGrid make_device_grid(float min, float max, float top) {
+// midpoint: one bit, its levels at 1/4 and 3/4 of the range.
+__device__ __forceinline__ DeviceGrid make_device_grid(float min, float max, float top, bool midpoint = false) {
     constexpr float kLimit = 0x1p125f; // kGridLimit
     min = __fadd_rn(fminf(fmaxf(min, -kLimit), kLimit), 0.0f);
     max = __fadd_rn(fminf(fmaxf(max, -kLimit), kLimit), 0.0f);
     DeviceGrid grid;
-    grid.stored_s = half_saturated(__fdiv_rn(__fsub_rn(max, min), top));
+    grid.stored_s = half_saturated(__fdiv_rn(__fsub_rn(max, min), midpoint ? 2.0f : top));
     const float s = __half2float(grid.stored_s);
     const bool flat = s == 0.0f; // no fp16 number lies between 0 and kSmallestScale
-    grid.stored_z = half_saturated(flat && min != max ? __fadd_rn(__fmul_rn(0.5f, min), __fmul_rn(0.5f, max)) : min);
+    float z = min;
+    if (flat && min != max)
+        z = __fadd_rn(__fmul_rn(0.5f, min), __fmul_rn(0.5f, max));
+    else if (!flat && midpoint)
+        z = __fadd_rn(__fmul_rn(0.75f, min), __fmul_rn(0.25f, max));
+    grid.stored_z = half_saturated(z);
     grid.z = __half2float(grid.stored_z);
     grid.inverse = flat ? 0.0f : __frcp_rn(s);
     return grid;

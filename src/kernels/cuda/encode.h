@@ -16,6 +16,7 @@ struct EncodeParams {
     const EncodeJob* jobs = nullptr; // [count]
     int32_t count = 0;
     uint8_t* pool = nullptr;
+    const uint16_t* order = nullptr; // [heads][D] channel at each ladder position, or null: rows lie in ladder order
 
     // Tiered pages whose tiers are chosen here: the score of a channel is its mean |q| times its step at 2 bits.
     const float* query_sum = nullptr;         // [heads][D] sum of |q|
@@ -31,6 +32,12 @@ struct EncodeParams {
 // Grids with groups along the lanes (key: tokens; value: channels of a token): D of 64, 128, 256; any width; groups of
 // 32, 64 or 128 tokens, or D / {1, 2, 4} channels. cudaErrorNotSupported otherwise.
 cudaError_t launch_encode_grid(const DevicePage& page, const EncodeParams& params, cudaStream_t stream);
+// Key pages in given tiers, without a map, one group of tokens: D of 64, 128, 256, widths of 1 to 8 bits.
+cudaError_t launch_encode_tiers(const DevicePage& page, const EncodeParams& params, cudaStream_t stream);
+// Groups along the depth: D up to 256, even; rules asym, symmetric, both hybrids and codebook_norm (then with its
+// book).
+cudaError_t launch_encode_depth(const DevicePage& page, const float* book, const EncodeParams& params,
+                                cudaStream_t stream);
 // Key pages of 16-, 4- and 2-bit tiers, D = 128, one group.
 cudaError_t launch_encode_mix(const EncodeParams& params, cudaStream_t stream);
 

@@ -59,12 +59,12 @@ struct KeyTiers {
     }
     static std::vector<uint8_t> widths() { return {uint8_t(WIDTHS)...}; }
 
-    // Byte of the map, or the entry itself.
-    static __device__ __forceinline__ uint32_t channel(uint32_t map, uint32_t entry) {
-        return WITH_MAP ? load_shared_byte(map + entry) : entry;
+    // Byte `entry` of the tier's part of the map, or the ladder position itself: `first` is that of the tier.
+    static __device__ __forceinline__ uint32_t channel(uint32_t map, uint32_t first, uint32_t entry) {
+        return WITH_MAP ? load_shared_byte(map + entry) : first + entry;
     }
-    static __device__ __forceinline__ uint32_t channel(const uint8_t* map, uint32_t entry) {
-        return WITH_MAP ? map[entry] : entry;
+    static __device__ __forceinline__ uint32_t channel(const uint8_t* map, uint32_t first, uint32_t entry) {
+        return WITH_MAP ? map[entry] : first + entry;
     }
     static __device__ __forceinline__ uint32_t at(uint32_t base, uint32_t offset) { return base + offset; }
     static __device__ __forceinline__ const uint8_t* at(const uint8_t* base, uint32_t offset) { return base + offset; }
@@ -84,11 +84,12 @@ struct KeyTiers {
         constexpr int W = kWidth[I];
         constexpr bool kWhole = TILES == 8;
         const int t = lane & 3;
-        const auto map = at(page, s.map + (W == 16 ? 0u : s.raw_padded + s.column[I]));
+        const uint32_t first = W == 16 ? 0u : s.raw_padded + s.column[I];
+        const auto map = at(page, s.map + first);
         const uint32_t plane = s.padded[I] * 32u;
         if constexpr (W == 16) {
             for (uint32_t u = 0; u < s.padded[I] / 8; ++u) {
-                const uint32_t row = q + channel(map, 8 * u + uint32_t(lane & 7)) * (16 * NT);
+                const uint32_t row = q + channel(map, first, 8 * u + uint32_t(lane & 7)) * (16 * NT);
                 uint32_t b[NT];
 #pragma unroll
                 for (int n = 0; n < NT; ++n)
@@ -105,7 +106,7 @@ struct KeyTiers {
         } else if constexpr (tier_granule(W) == 16) {
             for (uint32_t step = 0; step < s.padded[I] / 16; ++step) {
                 uint32_t b[NT][2], e[NT][2];
-                load_q_step<NT>(b, q + channel(map, 16 * step + uint32_t(gather_place(lane & 15))) * (16 * NT));
+                load_q_step<NT>(b, q + channel(map, first, 16 * step + uint32_t(gather_place(lane & 15))) * (16 * NT));
                 const uint32_t c = (s.column[I] + 16 * step) * 2 + uint32_t(t * 8);
                 const uint2 z = words.get8(s.zeros + c), sc = words.get8(s.scales + c);
 #pragma unroll
@@ -125,7 +126,7 @@ struct KeyTiers {
         } else {
             for (uint32_t p = 0; p < s.padded[I] / 32; ++p) {
                 uint32_t qe[NT][2], qo[NT][2], e[NT][2], o[NT][2];
-                load_q_pair<NT>(qe, qo, q + channel(map, 32 * p + uint32_t(gather_place(lane))) * (16 * NT));
+                load_q_pair<NT>(qe, qo, q + channel(map, first, 32 * p + uint32_t(gather_place(lane))) * (16 * NT));
                 const uint4 sc = pair_params<W>(words, s.scales + s.column[I] * 2, int(p), t);
                 zero.add(pair_params<W>(words, s.zeros + s.column[I] * 2, int(p), t), qe, qo);
                 scaled<NT>(e, qe, sc.x, sc.z);
