@@ -307,7 +307,7 @@ TEST(BugCaseC6, NothingToSee) {
 }
 
 // Bug case C8: products of 1e5 before scaling, out of reach of fp16.
-TEST(BugCaseC8, LargeScores) {
+TEST(BugCaseC8, LargeScoresOfKernels) {
     for (const Table* table : tables()) {
         for (int32_t dim : {64, 100, 128}) {
             const int32_t n = 20;
