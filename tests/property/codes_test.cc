@@ -30,8 +30,8 @@ std::vector<Case> cases(int32_t dim) {
     std::vector<Case> out;
     const auto add = [&](const StoreSpec& spec, Side side, const Ladder& ladder = {}) {
         if (!validate(spec, side, dim)) return;
-        out.push_back({"D " + std::to_string(dim) + " " + name_of(side) + " bits " + std::to_string(spec.bits) +
-                           " group " + std::to_string(spec.group) +
+        out.push_back({std::string("D ").append(std::to_string(dim)) + " " + name_of(side) + " bits " +
+                           std::to_string(spec.bits) + " group " + std::to_string(spec.group) +
                            (spec.axis == Axis::tokens ? " tokens" : " channels") + " rule " +
                            std::to_string(int(spec.rule)) + " tiers " + std::to_string(ladder.count),
                        layout(spec, side, dim, ladder)});
@@ -165,7 +165,7 @@ TEST_P(Codes, AgreeWithDoubleAndRowsStandAlone) {
     EXPECT_GT(ran, 50);
 }
 INSTANTIATE_TEST_SUITE_P(Dims, Codes, testing::Values(64, 80, 96, 100, 112, 128, 192, 256),
-                         [](const auto& i) { return "D" + std::to_string(i.param); });
+                         [](const auto& i) { return std::string("D").append(std::to_string(i.param)); });
 
 // What is no number in a weight must not become one.
 TEST(CodesNumbers, NaNStaysInItsRowAndZeroWeightsGiveZero) {
