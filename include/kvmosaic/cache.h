@@ -45,6 +45,10 @@ struct CacheOptions {
     bool poison = false;    // fill memory with 0xFF before use (tests)
 };
 
+// Puts what KVMOSAIC_ACCURACY and KVMOSAIC_RESTORE say in place of the options. Cache::create does this to its own
+// copy; for those who report how a cache would attend.
+Status read_environment(CacheOptions* options);
+
 // One row of a step. The same row may belong to several sequences (a shared prompt).
 struct StepRow {
     int32_t position = 0;             // RoPE position; never below the sequence's last

@@ -8,6 +8,8 @@
 
 namespace kvmosaic {
 
+const Page& Basis::page(int32_t joined_head) const { return *group[2 * joined_head].slots[size_t(slot)].packed; }
+
 TurnTable::TurnTable(const Rope& r) : rope(r), pairs(r.rotary / 2) {
     for (int32_t i = 0; i < pairs; ++i)
         angles.push_back(rope.angle(i));
@@ -49,7 +51,7 @@ namespace {
 
 void restore_page(const kernels::Table& table, const Basis& basis, int32_t head, int32_t first, int32_t n, float* out,
                   int64_t stride) {
-    const Page& page = *basis.group[2 * head].slots[size_t(basis.slot)].packed;
+    const Page& page = basis.page(head);
     table.restore(*page.layout, page.bytes(), first, n, out, stride);
 }
 

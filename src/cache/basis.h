@@ -11,6 +11,7 @@
 namespace kvmosaic {
 
 struct Scratch;
+struct Page;
 struct SideState;
 
 // Cosines and sines of the first kPageTokens positions of one rotary embedding. A position is turned by the product of
@@ -35,6 +36,7 @@ struct Basis {
     RawType pin_type = RawType::f16;
     const SideState* group = nullptr; // of the first joined head; the others lie two apart
     int64_t slot = 0;                 // of the page in each of them
+    const Page& page(int32_t joined_head) const;
 };
 
 // Decodes rows first .. first + n - 1 of the page to rows of the model. out: [n][stride], dim values a row.

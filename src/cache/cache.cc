@@ -119,6 +119,19 @@ uint64_t hash_plan(uint64_t h, const SidePlan& plan) {
 
 } // namespace
 
+Status read_environment(CacheOptions* options) {
+    if (const char* named = std::getenv("KVMOSAIC_ACCURACY"); named && *named) {
+        const std::string_view wish = named;
+        if (wish != "exact" && wish != "fast")
+            return {StatusCode::invalid_argument,
+                    "KVMOSAIC_ACCURACY = '" + std::string(wish) + "': must be exact or fast"};
+        options->accuracy = wish == "fast" ? Accuracy::fast : Accuracy::exact;
+    }
+    if (const char* named = std::getenv("KVMOSAIC_RESTORE"); named && *named && std::string_view(named) != "0")
+        options->restore = true;
+    return {};
+}
+
 // Pages hold one head's keys as they are attended: what a transform of one head's channels does is folded into the
 // query and undone on the output; joined heads, turned keys and pinned rows are restored.
 bool Cache::Impl::can_fuse(const SidePlan& plan, Side side, int32_t dim) const {
@@ -151,15 +164,7 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
     im->method = std::move(method);
     if (Status st = im->method->accept(shape); !st) return st;
 
-    if (const char* named = std::getenv("KVMOSAIC_ACCURACY"); named && *named) {
-        const std::string_view wish = named;
-        if (wish != "exact" && wish != "fast")
-            return Status(StatusCode::invalid_argument,
-                          "KVMOSAIC_ACCURACY = '" + std::string(wish) + "': must be exact or fast");
-        im->options.accuracy = wish == "fast" ? Accuracy::fast : Accuracy::exact;
-    }
-    if (const char* named = std::getenv("KVMOSAIC_RESTORE"); named && *named && std::string_view(named) != "0")
-        im->options.restore = true;
+    if (Status st = read_environment(&im->options); !st) return st;
     if (options.reference) {
         im->table = &kernels::reference();
     } else if (im->table = kernels::find(options.isa); !im->table) {

@@ -23,13 +23,9 @@ void load(const kernels::Table& table, const TileSource& from, Extent e, int32_t
     table.load_raw(from.type, from.raw + size_t(e.lo) * size_t(dim) * bytes_of(from.type), e.size(), dim, tile, dim);
 }
 
-const Page& page_of(const TileSource& from) {
-    return *from.packed.group[2 * from.packed.head].slots[size_t(from.packed.slot)].packed;
-}
-
 void score_codes(const kernels::Table& table, const TileQuery& query, const TileSource& key, Extent e, float* s,
                  Scratch& scratch) {
-    const Page& page = page_of(key);
+    const Page& page = key.packed.page(0);
     const int32_t nq = query.rows * query.group;
     const kernels::CodeRows rows{.w = key.q,
                                  .stride = query.dk,
@@ -51,7 +47,7 @@ void score_codes(const kernels::Table& table, const TileQuery& query, const Tile
 // lo, hi: rows of the page that each query row weighs; e: all of them together.
 void mix_codes(const kernels::Table& table, const TileQuery& query, const TileSource& value, Extent e, const float* p,
                const int32_t* lo, const int32_t* hi, float* o, Scratch& scratch) {
-    const Page& page = page_of(value);
+    const Page& page = value.packed.page(0);
     const Transform& transform = value.packed.plan->transform;
     const int32_t nq = query.rows * query.group, dv = query.dv;
     const bool plain = transform.identity();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "eval/metrics.h"
+
 namespace kvmosaic::eval {
 
 namespace {
@@ -61,27 +63,13 @@ std::vector<float> BenchData::queries(int64_t rows, uint64_t seed) const {
 
 void attend_exactly(const float* q, int32_t group, const float* k, const float* v, int64_t rows, int32_t dim,
                     double scale, double* out) {
-    std::vector<double> weight(static_cast<size_t>(rows));
     for (int32_t g = 0; g < group; ++g) {
-        const float* own = q + int64_t(g) * dim;
+        const std::vector<double> weight = attention_weights(q + int64_t(g) * dim, k, dim, dim, rows, scale);
         double* o = out + int64_t(g) * dim;
-        double most = -INFINITY, sum = 0;
-        for (int64_t t = 0; t < rows; ++t) {
-            double dot = 0;
-            for (int32_t d = 0; d < dim; ++d)
-                dot += double(own[d]) * double(k[t * dim + d]);
-            weight[size_t(t)] = dot * scale;
-            most = std::max(most, dot * scale);
-        }
         std::fill(o, o + dim, 0.0);
-        for (int64_t t = 0; t < rows; ++t) {
-            const double p = std::exp(weight[size_t(t)] - most);
-            sum += p;
+        for (int64_t t = 0; t < rows; ++t)
             for (int32_t d = 0; d < dim; ++d)
-                o[d] += p * double(v[t * dim + d]);
-        }
-        for (int32_t d = 0; d < dim; ++d)
-            o[d] /= sum;
+                o[d] += weight[size_t(t)] * double(v[t * dim + d]);
     }
 }
 

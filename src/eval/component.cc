@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "eval/metrics.h"
 #include "kvmosaic/method.h"
 
 namespace kvmosaic::eval {
@@ -31,24 +32,6 @@ private:
     }
     uint64_t state_;
 };
-
-// Weights of a query over rows [n][dim] (row t at keys + t * stride), in double.
-std::vector<double> weights_of(const float* q, const float* keys, int64_t stride, int64_t dim, int64_t n) {
-    std::vector<double> w(static_cast<size_t>(n));
-    double most = -INFINITY, sum = 0;
-    for (int64_t t = 0; t < n; ++t) {
-        double dot = 0;
-        for (int64_t c = 0; c < dim; ++c)
-            dot += double(q[c]) * double(keys[t * stride + c]);
-        w[size_t(t)] = dot / std::sqrt(double(dim));
-        most = std::max(most, w[size_t(t)]);
-    }
-    for (double& x : w)
-        sum += x = std::exp(x - most);
-    for (double& x : w)
-        x /= sum;
-    return w;
-}
 
 bool same_decision(const SidePlan& a, const SidePlan& b) {
     return a.ladder == b.ladder && a.channels == b.channels && a.pinned == b.pinned &&
@@ -97,8 +80,9 @@ public:
             const int32_t g = h / group;
             if (h % group == 0) cache_.decode(kSequence, input_.layer, g, Side::key, 0, n, keys.data());
             const float* q = x.q.data() + (int64_t(row) * shape_.heads + h) * dim;
-            const std::vector<double> exact = weights_of(q, x.k.data() + g * dim, kstride, dim, n);
-            const std::vector<double> seen = weights_of(q, keys.data(), dim, dim, n);
+            const double scale = 1 / std::sqrt(double(dim));
+            const std::vector<double> exact = attention_weights(q, x.k.data() + g * dim, kstride, dim, n, scale);
+            const std::vector<double> seen = attention_weights(q, keys.data(), dim, dim, n, scale);
             double sinks = 0;
             for (int64_t t = 0; t < n; ++t) {
                 const double p = exact[size_t(t)], r = seen[size_t(t)];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <mutex>
 #include <string_view>
 #include <thread>
@@ -244,9 +243,9 @@ Status Context::prefill(std::span<const int32_t> tokens, const Progress& progres
 const float* Context::logits(int32_t i) const { return llama_get_logits_ith(get(), i); }
 
 std::string attend_setting() {
-    const char *restore = std::getenv("KVMOSAIC_RESTORE"), *accuracy = std::getenv("KVMOSAIC_ACCURACY");
-    if (restore && *restore && std::string_view(restore) != "0") return "restore";
-    return accuracy && *accuracy ? accuracy : "exact";
+    CacheOptions options;
+    read_environment(&options); // what it refuses, the cache refuses in words
+    return options.restore ? "restore" : name_of(options.accuracy);
 }
 
 CacheReport report(const Context& context) {

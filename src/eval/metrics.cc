@@ -68,6 +68,24 @@ Summary summarize(const std::vector<float>& values) {
     return out;
 }
 
+std::vector<double> attention_weights(const float* q, const float* keys, int64_t stride, int64_t dim, int64_t n,
+                                      double scale) {
+    std::vector<double> w(static_cast<size_t>(n));
+    double most = -INFINITY, sum = 0;
+    for (int64_t t = 0; t < n; ++t) {
+        double dot = 0;
+        for (int64_t c = 0; c < dim; ++c)
+            dot += double(q[c]) * double(keys[t * stride + c]);
+        w[size_t(t)] = dot * scale;
+        most = std::max(most, w[size_t(t)]);
+    }
+    for (double& x : w)
+        sum += x = std::exp(x - most);
+    for (double& x : w)
+        x /= sum;
+    return w;
+}
+
 double quantile(std::vector<float> values, double q) {
     if (values.empty()) return 0;
     std::sort(values.begin(), values.end());

@@ -26,6 +26,10 @@ struct Summary {
 };
 Summary summarize(const std::vector<float>& values);
 
+// Softmax weights of a query over n rows (row t at keys + t * stride), all of it in double.
+std::vector<double> attention_weights(const float* q, const float* keys, int64_t stride, int64_t dim, int64_t n,
+                                      double scale);
+
 // The q-quantile, 0 <= q <= 1, linear between order statistics. 0 for no values.
 double quantile(std::vector<float> values, double q);
 

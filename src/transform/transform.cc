@@ -95,10 +95,18 @@ void hadamard(float* row, int32_t n) {
     }
 }
 
+namespace {
+
+// In runs of `run` values. Orthonormal and symmetric, so its own inverse.
+void hadamard_runs(int32_t run, float* row, int32_t n) {
+    for (int32_t i = 0; run > 0 && i < n; i += run)
+        hadamard(row + i, std::min(run, n - i));
+}
+
+} // namespace
+
 void Transform::forward(float* row, int32_t n, float* scratch) const {
-    if (hadamard > 0)
-        for (int32_t i = 0; i < n; i += hadamard)
-            kvmosaic::hadamard(row + i, std::min(hadamard, n - i));
+    hadamard_runs(hadamard, row, n);
     if (!scale.empty())
         for (int32_t i = 0; i < n; ++i)
             row[i] = shift.empty() ? row[i] / scale[size_t(i)] : (row[i] - shift[size_t(i)]) / scale[size_t(i)];
@@ -108,31 +116,16 @@ void Transform::forward(float* row, int32_t n, float* scratch) const {
         row[i] = scratch[order[size_t(i)]];
 }
 
-void Transform::inverse(float* row, int32_t n, float* scratch) const {
-    if (!order.empty()) {
-        std::copy_n(row, n, scratch);
-        for (int32_t i = 0; i < n; ++i)
-            row[order[size_t(i)]] = scratch[i];
-    }
-    if (!scale.empty())
-        for (int32_t i = 0; i < n; ++i) {
-            const float product = row[i] * scale[size_t(i)];
-            row[i] = shift.empty() ? product : product + shift[size_t(i)];
-        }
-    if (hadamard > 0)
-        for (int32_t i = 0; i < n; i += hadamard)
-            kvmosaic::hadamard(row + i, std::min(hadamard, n - i));
-}
+void Transform::inverse(float* row, int32_t n, float* scratch) const { unfold(row, n, 1.0f, scratch); }
 
 float Transform::fold(const float* q, int32_t n, float* folded, float* scratch) const {
-    std::copy(q, q + n, scratch);
-    for (int32_t i = 0; hadamard > 0 && i < n; i += hadamard)
-        kvmosaic::hadamard(scratch + i, std::min(hadamard, n - i)); // orthonormal and symmetric: its own inverse
+    std::copy_n(q, n, scratch);
+    hadamard_runs(hadamard, scratch, n);
     float constant = 0.0f;
-    for (int32_t i = 0; i < int32_t(shift.size()); ++i)
-        constant += scratch[i] * shift[size_t(i)];
-    for (int32_t i = 0; i < int32_t(scale.size()); ++i)
-        scratch[i] *= scale[size_t(i)];
+    for (size_t i = 0; i < shift.size(); ++i)
+        constant += scratch[i] * shift[i];
+    for (size_t i = 0; i < scale.size(); ++i)
+        scratch[i] *= scale[i];
     for (int32_t i = 0; i < n; ++i)
         folded[i] = scratch[order.empty() ? i : order[size_t(i)]];
     return constant;
@@ -140,16 +133,15 @@ float Transform::fold(const float* q, int32_t n, float* folded, float* scratch) 
 
 void Transform::unfold(float* row, int32_t n, float weight, float* scratch) const {
     if (!order.empty()) {
-        std::copy(row, row + n, scratch);
+        std::copy_n(row, n, scratch);
         for (int32_t i = 0; i < n; ++i)
             row[order[size_t(i)]] = scratch[i];
     }
-    for (int32_t i = 0; i < int32_t(scale.size()); ++i)
-        row[i] *= scale[size_t(i)];
-    for (int32_t i = 0; i < int32_t(shift.size()); ++i)
-        row[i] += weight * shift[size_t(i)];
-    for (int32_t i = 0; hadamard > 0 && i < n; i += hadamard)
-        kvmosaic::hadamard(row + i, std::min(hadamard, n - i));
+    for (size_t i = 0; i < scale.size(); ++i)
+        row[i] *= scale[i];
+    for (size_t i = 0; i < shift.size(); ++i)
+        row[i] += weight * shift[i];
+    hadamard_runs(hadamard, row, n);
 }
 
 Status validate(const Transform& t, int32_t dim, int32_t kv_heads) {

@@ -13,15 +13,21 @@ TEST_P(CacheAttend, MatchesDoubleOverDecodedValues) {
     for (const ModelShape& shape : {one_layer(9, 3, 64), one_layer(4, 2, 80), one_layer(5, 1, 128, 64)}) {
         const LayerShape& l = shape.layers[0];
         const Text text(l, 560, 3);
-        auto cache = make(shape, GetParam());
-        ASSERT_TRUE(cache);
-        for (int64_t t = 0; t < 560; ++t) {
-            const auto out = feed(*cache, text, t, 1);
-            const int64_t near = (t - 4) % 128;
-            if (t > 8 && near > 3 && near < 125 && t % 41 != 0) continue;
-            const auto want = expected(*cache, text, t, 0, t + 1);
-            EXPECT_LT(error_of(out.data(), want), bound_of(*cache)) << GetParam() << " D " << l.key_dim << " row " << t;
-            EXPECT_LT(l2_error_of(out.data(), want), 5e-4) << GetParam() << " D " << l.key_dim << " row " << t;
+        for (const bool restore : {false, true}) {
+            CacheOptions options;
+            options.restore = restore;
+            auto cache = make(shape, GetParam(), options);
+            ASSERT_TRUE(cache);
+            if (restore && make(shape, GetParam())->path() == cache->path()) continue; // the same again
+            for (int64_t t = 0; t < 560; ++t) {
+                const auto out = feed(*cache, text, t, 1);
+                const int64_t near = (t - 4) % 128;
+                if (t > 8 && near > 3 && near < 125 && t % 41 != 0) continue;
+                const auto want = expected(*cache, text, t, 0, t + 1);
+                EXPECT_LT(error_of(out.data(), want), bound_of(*cache))
+                    << GetParam() << " D " << l.key_dim << " row " << t << (restore ? " restored" : "");
+                EXPECT_LT(l2_error_of(out.data(), want), 5e-4) << GetParam() << " D " << l.key_dim << " row " << t;
+            }
         }
     }
 }
