@@ -102,6 +102,25 @@ void append_bench(const Options& options) {
     }
 }
 
+// Pages one after the other, each with a job of its own: job i takes rows 128 i on, and head 0, page i of a table.
+struct PageJobs {
+    DeviceArray<uint8_t> pool;
+    DeviceArray<EncodeJob> jobs;
+    EncodeParams params;
+
+    PageJobs(const uint32_t* rows, int pages, int dim, uint32_t page_bytes)
+        : pool(size_t(pages) * page_bytes), jobs(make(pages, dim, page_bytes)) {
+        params.rows = rows, params.row_stride = dim, params.type = ElementType::bf16, params.jobs = jobs.data;
+        params.count = pages, params.pool = pool.data;
+    }
+    static std::vector<EncodeJob> make(int pages, int dim, uint32_t page_bytes) {
+        std::vector<EncodeJob> out(static_cast<size_t>(pages));
+        for (int i = 0; i < pages; ++i)
+            out[size_t(i)] = {int64_t(i) * 128 * dim, uint32_t(i) * (page_bytes / kUnit), 0, i};
+        return out;
+    }
+};
+
 } // namespace
 
 void encode_bench(const Options& options) {
@@ -116,19 +135,12 @@ void encode_bench(const Options& options) {
                 spec.kind = StoreKind::grid, spec.bits = uint8_t(bits), spec.group = 128;
                 spec.axis = side == Side::key ? Axis::tokens : Axis::channels;
                 const DevicePage page = device_page(layout(spec, side, kDim));
-                DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
-                std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
-                for (int i = 0; i < pages; ++i)
-                    jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
-                DeviceArray<EncodeJob> device_jobs(jobs);
-                EncodeParams p;
-                p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
-                p.count = pages, p.pool = pool.data;
-                if (launch_encode_grid(page, p, nullptr) != cudaSuccess) continue; // not in this build's set
+                PageJobs work(rows.data, pages, kDim, page.bytes);
+                if (launch_encode_grid(page, work.params, nullptr) != cudaSuccess) continue; // not in this build's set
                 const std::string name = std::string("encode ") + (side == Side::key ? "keys " : "values ") +
                                          std::to_string(bits) + " bits, group 128";
                 time_encode(name, pages, kDim, int64_t(words) * 4, options,
-                            [&] { KVMOSAIC_CUDA_CHECK(launch_encode_grid(page, p, nullptr)); });
+                            [&] { KVMOSAIC_CUDA_CHECK(launch_encode_grid(page, work.params, nullptr)); });
             }
         for (const Side side : {Side::key, Side::value}) { // InnerQ: groups of 32 along the depth
             StoreSpec spec;
@@ -136,17 +148,10 @@ void encode_bench(const Options& options) {
             spec.axis = side == Side::key ? Axis::channels : Axis::tokens;
             spec.rule = side == Side::key ? GridRule::symmetric : GridRule::hybrid_1bit;
             const DevicePage page = device_page(layout(spec, side, kDim));
-            DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
-            std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
-            for (int i = 0; i < pages; ++i)
-                jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
-            DeviceArray<EncodeJob> device_jobs(jobs);
-            EncodeParams p;
-            p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
-            p.count = pages, p.pool = pool.data;
+            PageJobs work(rows.data, pages, kDim, page.bytes);
             time_encode(side == Side::key ? "encode keys innerq: 3 bits symmetric" : "encode values innerq: hybrid",
                         pages, kDim, int64_t(words) * 4, options,
-                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_depth(page, nullptr, p, nullptr)); });
+                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_depth(page, nullptr, work.params, nullptr)); });
         }
         { // PN-Mix as the method stores it
             StoreSpec spec;
@@ -158,32 +163,21 @@ void encode_bench(const Options& options) {
             for (int c = 0; c < kDim; ++c)
                 order[size_t(c)] = uint16_t(c * 5 % kDim);
             DeviceArray<uint16_t> device_order(order);
-            DeviceArray<uint8_t> pool(size_t(pages) * page.bytes);
-            std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
-            for (int i = 0; i < pages; ++i)
-                jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (page.bytes / kUnit), 0, 0};
-            DeviceArray<EncodeJob> device_jobs(jobs);
-            EncodeParams p;
-            p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data;
-            p.count = pages, p.pool = pool.data, p.order = device_order.data;
+            PageJobs work(rows.data, pages, kDim, page.bytes);
+            work.params.order = device_order.data;
             time_encode("encode keys pnmix: 64 x 3, 64 x 1, ordered", pages, kDim, int64_t(words) * 4, options,
-                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_tiers(page, p, nullptr)); });
+                        [&] { KVMOSAIC_CUDA_CHECK(launch_encode_tiers(page, work.params, nullptr)); });
         }
         // Thresholds that make about 8 raw, 32 four-bit and 88 two-bit channels of these rows.
-        DeviceArray<uint8_t> pool(size_t(pages) * 16384);
-        std::vector<EncodeJob> jobs(static_cast<size_t>(pages));
+        PageJobs work(rows.data, pages, kDim, 16384);
         std::vector<float> sums(kDim);
         for (int c = 0; c < kDim; ++c)
             sums[size_t(c)] = c % 16 == 3 ? 100.0f : c % 4 == 1 ? 10.0f : 1.0f;
-        for (int i = 0; i < pages; ++i)
-            jobs[size_t(i)] = {int64_t(i) * 128 * kDim, uint32_t(i) * (16384 / kUnit), 0, i};
-        DeviceArray<EncodeJob> device_jobs(jobs);
         DeviceArray<float> query_sum(sums);
         DeviceArray<int32_t> query_count(std::vector<int32_t>(1, 1));
         DeviceArray<PageRef> table(static_cast<size_t>(pages));
-        EncodeParams p;
-        p.rows = rows.data, p.row_stride = kDim, p.type = ElementType::bf16, p.jobs = device_jobs.data, p.count = pages;
-        p.pool = pool.data, p.query_sum = query_sum.data, p.query_count = query_count.data;
+        EncodeParams& p = work.params;
+        p.query_sum = query_sum.data, p.query_count = query_count.data;
         p.raw_above = 30.0f, p.mid_above = 4.0f, p.table = table.data, p.table_stride = pages;
         time_encode("encode keys mixkvq: score, tiers, codes", pages, kDim, int64_t(words) * 4, options,
                     [&] { KVMOSAIC_CUDA_CHECK(launch_encode_mix(p, nullptr)); });

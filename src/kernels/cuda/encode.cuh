@@ -139,4 +139,32 @@ struct PairWords {
     }
 };
 
+template <class ROWS>
+struct RowsAs {
+    using Type = ROWS;
+};
+template <int VALUE>
+struct Dim {
+    static constexpr int value = VALUE;
+};
+// Calls launch(RowsAs<rows>, Dim<head size>) for the head sizes of this build's set.
+template <class Launch>
+cudaError_t with_rows(ElementType type, int dim, Launch launch) {
+    const auto typed = [&](auto size) {
+        return type == ElementType::bf16 ? launch(RowsAs<Bf16Rows>(), size) : launch(RowsAs<HalfRows>(), size);
+    };
+    switch (dim) {
+    case 128:
+        return typed(Dim<128>());
+#ifndef KVMOSAIC_CUDA_SMOKE
+    case 64:
+        return typed(Dim<64>());
+    case 256:
+        return typed(Dim<256>());
+#endif
+    default:
+        return cudaErrorNotSupported;
+    }
+}
+
 } // namespace kvmosaic::cuda

@@ -12,26 +12,6 @@ extern template cudaError_t launch_encode_dim<HalfRows, 256>(const DevicePage&, 
 extern template cudaError_t launch_encode_dim<Bf16Rows, 256>(const DevicePage&, const EncodeParams&, cudaStream_t);
 #endif
 
-namespace {
-
-template <class T>
-cudaError_t launch_dim(const DevicePage& page, const EncodeParams& p, cudaStream_t stream) {
-    switch (page.dim) {
-    case 128:
-        return launch_encode_dim<T, 128>(page, p, stream);
-#ifndef KVMOSAIC_CUDA_SMOKE
-    case 64:
-        return launch_encode_dim<T, 64>(page, p, stream);
-    case 256:
-        return launch_encode_dim<T, 256>(page, p, stream);
-#endif
-    default:
-        return cudaErrorNotSupported;
-    }
-}
-
-} // namespace
-
 cudaError_t launch_encode_grid(const DevicePage& page, const EncodeParams& p, cudaStream_t stream) {
     const int extent = page.side == Side::key ? kPageTokens : page.dim;
     const bool even = page.group * page.groups == extent && (page.groups == 1 || page.groups == 2 || page.groups == 4);
@@ -40,7 +20,9 @@ cudaError_t launch_encode_grid(const DevicePage& page, const EncodeParams& p, cu
         return cudaErrorNotSupported;
     if (page.dim != 64 && page.dim != 128 && page.dim != 256) return cudaErrorNotSupported;
     if (p.count == 0) return cudaSuccess;
-    return p.type == ElementType::bf16 ? launch_dim<Bf16Rows>(page, p, stream) : launch_dim<HalfRows>(page, p, stream);
+    return with_rows(p.type, page.dim, [&](auto rows, auto dim) {
+        return launch_encode_dim<typename decltype(rows)::Type, decltype(dim)::value>(page, p, stream);
+    });
 }
 
 } // namespace kvmosaic::cuda

@@ -131,22 +131,6 @@ cudaError_t launch(const DevicePage& page, const EncodeParams& p, cudaStream_t s
     return cudaGetLastError();
 }
 
-template <class T>
-cudaError_t launch_dim(const DevicePage& page, const EncodeParams& p, cudaStream_t stream) {
-    switch (page.dim) {
-    case 128:
-        return launch<T, 128>(page, p, stream);
-#ifndef KVMOSAIC_CUDA_SMOKE
-    case 64:
-        return launch<T, 64>(page, p, stream);
-    case 256:
-        return launch<T, 256>(page, p, stream);
-#endif
-    default:
-        return cudaErrorNotSupported;
-    }
-}
-
 } // namespace
 
 cudaError_t launch_encode_tiers(const DevicePage& page, const EncodeParams& p, cudaStream_t stream) {
@@ -156,7 +140,9 @@ cudaError_t launch_encode_tiers(const DevicePage& page, const EncodeParams& p, c
         (page.rule != GridRule::asym && page.rule != GridRule::midpoint))
         return cudaErrorNotSupported;
     if (p.count == 0) return cudaSuccess;
-    return p.type == ElementType::bf16 ? launch_dim<Bf16Rows>(page, p, stream) : launch_dim<HalfRows>(page, p, stream);
+    return with_rows(p.type, page.dim, [&](auto rows, auto dim) {
+        return launch<typename decltype(rows)::Type, decltype(dim)::value>(page, p, stream);
+    });
 }
 
 } // namespace kvmosaic::cuda
