@@ -244,7 +244,7 @@ const float* Context::logits(int32_t i) const { return llama_get_logits_ith(get(
 
 std::string attend_setting() {
     CacheOptions options;
-    read_environment(&options); // what it refuses, the cache refuses in words
+    if (!read_environment(&options)) return "refused"; // as the cache then is, in words
     return options.restore ? "restore" : name_of(options.accuracy);
 }
 
