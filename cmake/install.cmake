@@ -5,7 +5,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(kvmosaic_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvmosaic)
 
-install(TARGETS kvmosaic EXPORT kvmosaicTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core
+install(TARGETS kvmosaic kvmosaic_file EXPORT kvmosaicTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/kvmosaic DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core
         FILES_MATCHING PATTERN "*.h")

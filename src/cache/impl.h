@@ -137,6 +137,15 @@ struct Cache::Impl {
     int32_t joined(int32_t layer, Side side) const {
         return plans[size_t(side_index(layer, 0, side))].transform.joined;
     }
+    // Calls f(layer, head, side, index) for every side, in the order in which sequences hold and save them.
+    template <typename F>
+    void each_side(F f) const {
+        for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer)
+            for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
+                for (const Side side : {Side::key, Side::value})
+                    f(layer, head, side, side_index(layer, head, side));
+    }
+    class Loader; // of a saved state
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
 
     // ---- pages ----
