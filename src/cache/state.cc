@@ -1,12 +1,13 @@
 // One sequence as bytes: a head (magic, version, byte order, page size) and sections in the order of state::Tag, see
-// state_io.h. Little-endian. Pages come last, one section for each page number, so that sequences with a common
-// beginning have equal sections there. What a section holds for each layer, KV head and side:
+// state_io.h. Little-endian. Pages come last, by page number a section of keys and one of values, so that sequences
+// with a common beginning have equal sections there. What a section holds for each layer, KV head and side:
 //
 //   statistics  u32 D or 0, f32 sums[D], i64 count
 //   decided     u8 1 or 0; if 1: u8 tiers, tiers x (u8 bits, u16 channels), f32 shift[], f32 scale[], u16 order[],
 //               u16 pinned[], each behind its u32 length, u8 1 and the pinned raw rows, or u8 0
 //   front       min(front, rows) raw rows
-//   page i      if any row of it is packed: u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, the page; raw rows
+//   keys i, values i
+//               if any row of it is packed: u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, the page; raw rows
 #include <algorithm>
 #include <cstring>
 
@@ -82,21 +83,23 @@ std::vector<uint8_t> Cache::save(SeqId id) const {
         pages = std::max(pages, seq->sides[size_t(index)].slots.size());
     });
     w.end();
-    for (size_t i = 0; i < pages; ++i) {
-        w.begin(Tag::page, uint32_t(i));
+    for (size_t i = 0; i < 2 * pages; ++i) {
+        const size_t at = i / 2;
+        const auto which = Side(i % 2);
+        w.begin(state::pages_of(which), uint32_t(at));
         im.each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
             const SideState& held = seq->sides[size_t(index)];
-            if (i >= held.slots.size()) return;
+            if (side != which || at >= held.slots.size()) return;
             const int64_t beyond = seq->rows() - im.plans[size_t(index)].window.front;
-            const Extent e = extent(seq->packed[Impl::packed_index(layer, side)], beyond, int64_t(i));
+            const Extent e = extent(seq->packed[Impl::packed_index(layer, side)], beyond, int64_t(at));
             if (e.coded > 0) {
-                const Page& page = *held.slots[i].packed;
+                const Page& page = *held.slots[at].packed;
                 state::put_ladder(&w, state::ladder_of(*page.layout));
                 w.put(page.layout->bytes);
                 w.bytes(page.bytes(), page.layout->bytes);
             }
             if (e.coded < e.rows)
-                w.bytes(held.slots[i].raw->bytes() + size_t(e.coded) * row_bytes(index),
+                w.bytes(held.slots[at].raw->bytes() + size_t(e.coded) * row_bytes(index),
                         size_t(e.rows - e.coded) * row_bytes(index));
         });
         w.end();

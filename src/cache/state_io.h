@@ -29,9 +29,11 @@ enum class Tag : uint32_t {
     statistics, // of queries
     decided,    // what the sequence decided once, pinned rows
     front,      // rows that stay raw for good
-    page,       // by page number: packed parts and raw rows of all layers, heads and sides
+    keys,       // by page number: packed parts and raw rows of all layers and heads
+    values,     // likewise
 };
-inline constexpr uint32_t kLastTag = uint32_t(Tag::page);
+inline constexpr uint32_t kLastTag = uint32_t(Tag::values);
+constexpr Tag pages_of(Side side) { return side == Side::key ? Tag::keys : Tag::values; }
 const char* name_of(Tag tag);
 
 // One section as it lies in a state.

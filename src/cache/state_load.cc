@@ -39,8 +39,11 @@ public:
             side.slots.resize(size_t(std::max<int64_t>(0, beyond + kPageTokens - 1) / kPageTokens));
             pages = std::max(pages, side.slots.size());
         }
-        for (size_t i = 0; st && i < pages; ++i)
-            if (!share_page(earlier, i)) st = part(Tag::page, uint32_t(i), [&](Reader& r) { page(r, i); });
+        for (size_t i = 0; st && i < 2 * pages; ++i) {
+            const auto side = Side(i % 2);
+            if (share_page(earlier, side, i / 2)) continue;
+            st = part(state::pages_of(side), uint32_t(i / 2), [&](Reader& r) { page(r, side, i / 2); });
+        }
         if (st && next_ < sections_.size())
             st = Status(StatusCode::corrupt, std::string("section ") + state::name_of(sections_[next_].tag) +
                                                  ": there is one more than the state has room for");
@@ -51,7 +54,7 @@ private:
     template <typename F>
     Status part(Tag tag, uint32_t number, F f) {
         const std::string where =
-            std::string(state::name_of(tag)) + (tag == Tag::page ? " " + std::to_string(number) : std::string());
+            std::string(state::name_of(tag)) + (tag >= Tag::keys ? " " + std::to_string(number) : std::string());
         if (next_ >= sections_.size() || sections_[next_].tag != tag || sections_[next_].number != number)
             return {StatusCode::corrupt, "section " + where + ": it is missing"};
         Reader r(sections_[next_++].bytes);
@@ -181,10 +184,10 @@ private:
         });
     }
 
-    void page(Reader& r, size_t i) {
+    void page(Reader& r, Side which, size_t i) {
         im_.each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
             SideState& held = seq_.sides[size_t(index)];
-            if (!r.ok() || !memory_ || i >= held.slots.size()) return;
+            if (side != which || !r.ok() || !memory_ || i >= held.slots.size()) return;
             const SidePlan& plan = im_.plans[size_t(index)];
             const int32_t dim = im_.raw_layouts[size_t(index)]->dim;
             const Extent e = extent_of(layer, side, index, i);
@@ -225,22 +228,23 @@ private:
         return extent(seq_.packed[Impl::packed_index(layer, side)], beyond, int64_t(page));
     }
 
-    // Equal bytes in the section that comes next, and what they stand for is alike.
-    template <typename Same, typename Share>
-    bool share(const std::vector<Loader>& earlier, Tag tag, uint32_t number, Same same, Share take) {
+    // Whether the section that comes next has the bytes of one that was read before, and same(earlier, layer, side,
+    // index) says for all sides that they stand for the same; then take(from, to) shares their pages.
+    template <typename Same, typename Take>
+    bool share(const std::vector<Loader>& earlier, Tag tag, uint32_t number, Same same, Take take) {
         if (next_ >= sections_.size() || sections_[next_].tag != tag || sections_[next_].number != number) return false;
-        const std::span<const uint8_t> mine = sections_[next_].bytes;
         for (const Loader& e : earlier) {
             if (next_ >= e.sections_.size()) continue;
             const Section& s = e.sections_[next_];
-            if (s.tag != tag || s.number != number || !std::ranges::equal(s.bytes, mine)) continue;
+            if (s.tag != tag || s.number != number || !std::ranges::equal(s.bytes, sections_[next_].bytes)) continue;
             bool alike = true;
             im_.each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
                 alike = alike && same(e, layer, side, index);
             });
             if (!alike) continue;
-            for (size_t i = 0; i < seq_.sides.size(); ++i)
-                take(e.seq_.sides[i], seq_.sides[i]);
+            im_.each_side([&](int32_t, int32_t, Side side, int32_t index) {
+                take(side, e.seq_.sides[size_t(index)], seq_.sides[size_t(index)]);
+            });
             ++next_;
             return true;
         }
@@ -251,17 +255,17 @@ private:
         return share(
             earlier, Tag::front, 0,
             [&](const Loader& e, int32_t, Side, int32_t index) { return e.front_rows(index) == front_rows(index); },
-            [&](const SideState& from, SideState& to) { im_.share(to.front = from.front); });
+            [&](Side, const SideState& from, SideState& to) { im_.share(to.front = from.front); });
     }
 
-    bool share_page(const std::vector<Loader>& earlier, size_t i) {
+    bool share_page(const std::vector<Loader>& earlier, Side which, size_t i) {
         return share(
-            earlier, Tag::page, uint32_t(i),
+            earlier, state::pages_of(which), uint32_t(i),
             [&](const Loader& e, int32_t layer, Side side, int32_t index) {
-                return e.extent_of(layer, side, index, i) == extent_of(layer, side, index, i);
+                return side != which || e.extent_of(layer, side, index, i) == extent_of(layer, side, index, i);
             },
-            [&](const SideState& from, SideState& to) {
-                if (i >= to.slots.size()) return;
+            [&](Side side, const SideState& from, SideState& to) {
+                if (side != which || i >= to.slots.size()) return;
                 im_.share(to.slots[i].raw = from.slots[i].raw);
                 im_.share(to.slots[i].packed = from.slots[i].packed);
             });

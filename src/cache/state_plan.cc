@@ -106,7 +106,7 @@ struct Gap {
 
 const char* name_of(Tag tag) {
     static const char* const names[] = {"?",          "model",   "method", "plans", "positions",
-                                        "statistics", "decided", "front",  "page"};
+                                        "statistics", "decided", "front",  "keys",  "values"};
     return uint32_t(tag) <= kLastTag ? names[uint32_t(tag)] : "?";
 }
 

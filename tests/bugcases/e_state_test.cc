@@ -54,7 +54,9 @@ TEST_P(EveryMethod, E9EveryFlippedByteOfAFileIsRefused) {
         ASSERT_FALSE(read.ok()) << "byte " << i;
         ASSERT_NE(read.status().message().find(':', 6), std::string::npos) << read.status().message();
         bytes[i] ^= bit;
-        if (i % 64 == 0) ASSERT_TRUE(other->save(0) == kept) << "byte " << i;
+        if (i % 64 == 0) {
+            ASSERT_TRUE(other->save(0) == kept) << "byte " << i;
+        }
     }
     EXPECT_TRUE(other->save(0) == kept);
     EXPECT_TRUE(read_sequences(other.get(), bytes).ok());
@@ -87,8 +89,10 @@ TEST_P(EveryMethod, E9EveryFlippedByteOfAStateIsRefusedOrHarmless) {
         bytes[i] ^= bit;
         const Status st = other->load(0, bytes);
         if (st) {
-            if (i >= names) ASSERT_TRUE(other->save(0) == bytes) << "byte " << i;
-            if (i % 16 == 0) {
+            if (i >= names) {
+                ASSERT_TRUE(other->save(0) == bytes) << "byte " << i;
+            }
+            if (i % 16 == 0 && other->positions(0).back() <= 140) {
                 for (const float x : feed(*other, text, 140, 1))
                     ASSERT_TRUE(std::isfinite(x)) << "byte " << i;
             }
@@ -158,8 +162,8 @@ TEST_P(EveryMethod, F8StatesDoNotPassBetweenMethods) {
     fill(140);
     const Bytes state = cache->save(0), file = file_of(*cache);
     for (const std::string& spec : every_method()) {
-        if (spec == GetParam()) continue;
         auto foreign = make(shape, spec);
+        if (foreign->method().spec() == cache->method().spec()) continue;
         const Status st = foreign->load(0, state);
         ASSERT_FALSE(st.ok()) << spec;
         EXPECT_NE(st.message().find("spec"), std::string::npos) << st.message();
@@ -216,7 +220,7 @@ TEST(SavedState, AllOfThemOrNone) {
     EXPECT_TRUE(other->save(1) == one);
     EXPECT_TRUE(other->save(2) == two);
     EXPECT_TRUE(other->save(3) == one);
-    EXPECT_EQ(other->footprint().tokens, cache->footprint().tokens); // the third is the first
+    EXPECT_EQ(other->footprint().tokens, 500 - 132); // the third is the first, which begins with 132 rows of the second
 }
 
 } // namespace
