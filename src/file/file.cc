@@ -84,6 +84,15 @@ Status read_positions(std::span<const uint8_t> bytes, size_t layers, FileInfo::S
     return r.ok() ? Status() : corrupt("positions: " + r.wrong());
 }
 
+// Whether there can be a plan for each layer, head and side: whoever makes a cache of the model takes memory for them.
+bool plausible(const ModelShape& model, size_t bytes) {
+    constexpr size_t kLeast = 64; // of a plan
+    size_t plans = 0;
+    for (const LayerShape& l : model.layers)
+        plans += 2 * size_t(std::max(0, l.kv_heads));
+    return plans <= bytes / kLeast;
+}
+
 template <typename T, typename F>
 Result<T> guarded(F f) { // the one way in which the standard library says that there is no memory
     try {
@@ -199,6 +208,8 @@ Result<FileInfo> file_info(std::span<const uint8_t> bytes) {
                 if (s.tag == Tag::model) state::get_model(&r, &model);
                 if (s.tag == Tag::method) r.text(&info.spec, 4096, "spec");
                 if (!r.ok()) return corrupt(std::string(state::name_of(s.tag)) + ": " + r.wrong());
+                if (s.tag == Tag::plans && !plausible(model, s.bytes.size()))
+                    return corrupt("plans: not as many as the model's layers and heads have");
                 if (s.tag != Tag::positions) continue;
                 if (Status st = read_positions(s.bytes, model.layers.size(), &seq); !st) return st;
             }

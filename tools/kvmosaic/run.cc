@@ -1,14 +1,17 @@
-// kvmosaic run: text from a model on our cache, streamed, then one line on what the cache cost.
+// kvmosaic run: text from a model on our cache, streamed, then one line on what the cache cost. A sequence may come
+// from a file and go into one.
 #include <chrono>
 #include <csignal>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include "kvmosaic/app.h"
 #include "kvmosaic/chat.h"
+#include "kvmosaic/saved.h"
 #include "llama.h"
 
 namespace kvmosaic::tool {
@@ -16,11 +19,11 @@ namespace kvmosaic::tool {
 namespace {
 
 struct Options {
-    std::string model, prompt, file, spec = "mixkvq", system, json;
+    std::string model, prompt, file, spec = "mixkvq", system, json, save, load;
     int count = 256, ctx = 0;
     double temp = 0.7, top_p = 0.95;
     uint32_t seed = 1;
-    bool chat = false, raw = false, require_fused = false, force = false;
+    bool chat = false, raw = false, require_fused = false, force = false, compress = false;
     Common common;
 };
 
@@ -59,6 +62,13 @@ struct Totals {
     std::string stop; // "end", "count", "context", "interrupt"
     std::string text;
     int64_t decoded = 0; // generated tokens that went through the model, which new_seconds is for
+    int64_t loaded = 0;  // rows that came from a file
+};
+
+// A conversation, and the part of it that the cache holds (or has pending).
+struct Talk {
+    Chat chat;
+    std::string said;
 };
 
 double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
@@ -68,15 +78,33 @@ public:
     Runner(const Options& o, const eval::Model& model, eval::Context context)
         : o_(o), model_(model), context_(std::move(context)), sampler_(o) {}
 
+    // Takes the rows of a file in place of a prompt.
+    Saved load() {
+        Saved saved = take(load_saved(o_.load, context_));
+        totals_.loaded = context_.cache()->rows(0);
+        untold_ = saved.tokens.empty() && totals_.loaded > 0;
+        tokens_ = saved.tokens;
+        if (untold_) tokens_.resize(size_t(totals_.loaded));
+        return saved;
+    }
+
+    // `first`: the text stands at the beginning. A token that is known but not in the cache goes before it.
     void read(const std::string& text, bool first, bool parse) {
         const std::vector<int32_t> tokens = model_.tokenize(text, first, parse);
         if (tokens.empty()) bad_usage("the text has no tokens");
+        tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+        read_pending();
+    }
+
+    bool pending() const { return int64_t(tokens_.size()) > context_.length(); }
+    void read_pending() {
+        const auto fresh = std::span<const int32_t>(tokens_).subspan(size_t(context_.length()));
         const double before = context_.seconds();
         {
             ProgressBar bar;
-            check(context_.prefill(tokens, bar.receiver()));
+            check(context_.prefill(fresh, bar.receiver()));
         }
-        totals_.prompt_tokens += int64_t(tokens.size());
+        totals_.prompt_tokens += int64_t(fresh.size());
         totals_.prompt_seconds += context_.seconds() - before;
     }
 
@@ -94,6 +122,7 @@ public:
                 break;
             }
             ++totals_.new_tokens;
+            tokens_.push_back(token);
             const std::string piece = model_.piece(token);
             text += piece;
             if (o_.json != "-") {
@@ -123,32 +152,72 @@ public:
         return text;
     }
 
-    void converse(const std::string& first) {
-        Chat chat = take(Chat::open(model_.get()));
-        if (!o_.system.empty()) chat.add("system", o_.system);
+    Talk open_talk(const Saved* saved) {
+        Talk talk{take(Chat::open(model_.get())), ""};
+        if (saved) {
+            talk.said = saved->text;
+            for (const auto& [role, content] : saved->messages)
+                talk.chat.add(role, content);
+        }
+        if (!o_.system.empty() && talk.said.empty()) talk.chat.add("system", o_.system);
+        return talk;
+    }
+
+    void turn(Talk* talk, const std::string& line) {
+        talk->chat.add("user", line);
+        const std::string all = take(talk->chat.render());
+        // Templates may rewrite earlier turns (trimmed text, for one); then the cache starts anew.
+        const bool continues = !talk->said.empty() && all.compare(0, talk->said.size(), talk->said) == 0;
+        if (!continues) {
+            context_.clear();
+            tokens_.clear();
+            totals_.loaded = 0;
+        }
+        read(continues ? all.substr(talk->said.size()) : all, !continues, true);
+        const std::string text = answer();
+        talk->chat.add("assistant", text);
+        talk->said = all + text;
+    }
+
+    // Goes on with an answer that had not ended.
+    void resume(Talk* talk) {
+        if (!pending()) bad_usage("--load {}: its last answer had ended; say something with -p TEXT", o_.load);
+        read_pending();
+        const std::string text = answer();
+        if (!talk) return;
+        talk->chat.extend(text);
+        talk->said += text;
+    }
+
+    void converse(Talk* talk, std::string line) {
         const bool terminal = ::isatty(STDIN_FILENO) != 0;
         if (terminal) notice("end with /exit or Ctrl-D; Ctrl-C ends an answer");
-        std::string said, line = first; // said: the part of the conversation that the cache holds
         while (true) {
             if (line.empty()) {
                 if (terminal) fmt::print("\n> "), std::fflush(stdout);
                 if (!std::getline(std::cin, line) || line == "/exit") break;
                 if (line.empty()) continue;
             }
-            chat.add("user", line);
+            turn(talk, line);
             line.clear();
-            const std::string all = take(chat.render());
-            // Templates may rewrite earlier turns (trimmed text, for one); then the cache starts anew.
-            const bool continues = !said.empty() && all.compare(0, said.size(), said) == 0;
-            if (!continues) context_.clear();
-            read(continues ? all.substr(said.size()) : all, !continues, true);
-            const std::string text = answer();
-            chat.add("assistant", text);
-            said = all + text;
-            // The last token of an answer is known but not in the cache; the next turn must bring it along.
-            if (totals_.stop != "end") said.clear();
             if (totals_.stop == "context") break;
         }
+    }
+
+    void save(const Talk* talk) const {
+        if (o_.save.empty()) return;
+        if (context_.cache()->rows(0) == 0) fail("--save {}: nothing was said, so there is nothing to save", o_.save);
+        Saved what;
+        if (!untold_) what.tokens = tokens_;
+        if (talk) {
+            what.shaped = true;
+            what.text = talk->said;
+            what.messages = talk->chat.messages();
+        }
+        const int64_t bytes = take(write_saved(o_.save, context_, what, o_.compress));
+        std::fflush(stdout);
+        notice(fmt::format("saved {} rows to {} ({:.2f} MiB)", context_.cache()->rows(0), o_.save,
+                           double(bytes) / (1 << 20)));
     }
 
     void finish() const {
@@ -165,6 +234,7 @@ public:
                                              {"tokens", totals_.new_tokens},
                                              {"prefill_tok_s", rate(totals_.prompt_tokens, totals_.prompt_seconds)},
                                              {"decode_tok_s", speed},
+                                             {"loaded_tokens", totals_.loaded},
                                              {"cache_tokens", rows},
                                              {"packed_tokens", packed},
                                              {"true_bits", f.true_bits()},
@@ -181,10 +251,11 @@ public:
         fmt::print(
             stderr,
             "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
-            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({})\n",
+            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({}){}\n",
             o_.spec, totals_.new_tokens, speed, totals_.prompt_tokens,
             rate(totals_.prompt_tokens, totals_.prompt_seconds), double(f.cache_bytes()) / (1 << 20), f.true_bits(),
-            f.times_smaller(), packed, rows, now.path, now.isa);
+            f.times_smaller(), packed, rows, now.path, now.isa,
+            totals_.loaded > 0 ? fmt::format(" | {} of {} rows from {}", totals_.loaded, rows, o_.load) : "");
     }
 
 private:
@@ -203,16 +274,23 @@ private:
     eval::Context context_;
     Sampler sampler_;
     Totals totals_;
+    std::vector<int32_t> tokens_; // of the sequence's rows, then what the cache does not hold yet (an answer's last)
+    bool untold_ = false;         // a file brought rows without tokens; what stands in their places says nothing
 };
 
-void run(const Options& o, bool has_prompt) {
+void run(Options o, bool has_prompt, bool has_spec) {
+    if (!o.load.empty() && !has_spec) o.spec = take(spec_of_file(o.load));
     check_spec(o.spec);
     check_new_file("--json", o.json, o.force);
+    check_new_file("--save", o.save, o.force);
     if (o.count < -1) bad_usage("-n {}: -1 (until the model ends) or more", o.count);
     const bool has_text = has_prompt || !o.file.empty();
-    if (!has_text && !o.chat) bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
+    if (!has_text && !o.chat && o.load.empty()) {
+        bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
+    }
     if (o.chat && o.raw) bad_usage("--chat and --raw exclude each other");
-    std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
+    if (o.compress && o.save.empty()) bad_usage("--compress is for --save");
+    const std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
     Opened opened = open_model(o.model, o.spec, o.ctx, o.common);
     const eval::Model& model = opened.model;
     const Path way = opened.context.cache()->path();
@@ -220,19 +298,24 @@ void run(const Options& o, bool has_prompt) {
         fail("--require-fused: '{}' runs on the {} path here", o.spec, name_of(way));
     }
     Runner runner(o, model, std::move(opened.context));
-    if (o.chat) {
-        runner.converse(text);
+    std::optional<Saved> saved;
+    if (!o.load.empty()) saved = runner.load();
+    if (saved && o.chat && !saved->shaped) bad_usage("--load {}: it holds no conversation to go on with", o.load);
+    // A file of raw text is gone on with as raw text, a conversation as a conversation.
+    const bool shaped = o.chat || (saved ? saved->shaped && !o.raw : !o.raw && !model.chat_template().empty());
+    std::optional<Talk> talk;
+    if (shaped) talk = runner.open_talk(saved ? &*saved : nullptr);
+    if (!o.chat && !has_text) {
+        runner.resume(talk ? &*talk : nullptr);
+    } else if (o.chat) {
+        runner.converse(&*talk, text);
+    } else if (talk) {
+        runner.turn(&*talk, text);
     } else {
-        const bool shaped = !o.raw && !model.chat_template().empty();
-        if (shaped) {
-            Chat chat = take(Chat::open(model.get()));
-            if (!o.system.empty()) chat.add("system", o.system);
-            chat.add("user", text);
-            text = take(chat.render());
-        }
-        runner.read(text, true, shaped);
+        runner.read(text, !saved, false);
         runner.answer();
     }
+    runner.save(talk ? &*talk : nullptr);
     runner.finish();
 }
 
@@ -244,7 +327,9 @@ void add_run(CLI::App& app) {
     verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
     CLI::Option* prompt = verb->add_option("-p,--prompt", o->prompt, "the text, or what you say to a chat model");
     verb->add_option("-f,--file", o->file, "the text from a file (-: standard input)");
-    verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods)")->capture_default_str();
+    CLI::Option* spec =
+        verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods; with --load that of the file)")
+            ->capture_default_str();
     verb->add_option("-n", o->count, "most tokens to generate (-1: until the model ends)")->capture_default_str();
     verb->add_flag("--chat", o->chat, "interactive conversation with the model's template");
     verb->add_option("--system", o->system, "system message of the conversation");
@@ -259,15 +344,20 @@ void add_run(CLI::App& app) {
     verb->add_option("--seed", o->seed, "of the sampling; the same seed repeats a text")->capture_default_str();
     verb->add_flag("--require-fused", o->require_fused, "fail when attention cannot run on the packed codes");
     verb->add_option("--json", o->json, "summary and text as JSON into a file (-: standard output)");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    verb->add_option("--save", o->save, "at the end, save the sequence as it is, quantized, into a file");
+    verb->add_option("--load", o->load, "begin with a saved sequence: nothing of it is read by the model again");
+    verb->add_flag("--compress", o->compress, "compress the --save file (zstd)");
+    verb->add_flag("--force", o->force, "replace an existing --json or --save file");
     add_common(verb, &o->common);
     verb->footer("Examples\n"
                  "  kvmosaic run -m tiny -p \"What is the capital of France?\"\n"
                  "  kvmosaic run -m tiny --chat --cache kivi:bits=4\n"
+                 "  kvmosaic run -m tiny -p \"My name is Ada.\" --save chat.kv\n"
+                 "  kvmosaic run -m tiny --load chat.kv -p \"What is my name?\" --save chat.kv --force\n"
                  "  kvmosaic run -m model.gguf -f story.txt --raw -n 100 --temp 0 --cache mixkvq:hi=12,mid=1.6\n"
                  "The last line tells tokens per second, the cache's MiB and true bits per value now (raw windows and\n"
                  "metadata included, so a short text stands near 16), and the path that attention took.");
-    verb->callback([o, prompt] { run(*o, prompt->count() > 0); });
+    verb->callback([o, prompt, spec] { run(*o, prompt->count() > 0, spec->count() > 0); });
 }
 
 } // namespace kvmosaic::tool
