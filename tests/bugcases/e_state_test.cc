@@ -136,6 +136,22 @@ TEST_P(EveryMethod, E9E11GoesOnAsIfNothingHadBeen) {
     }
 }
 
+// Rows that a sliding window no longer shows are saved too, and stay out of sight.
+TEST_P(EveryMethod, E11SavedPastTheWindow) {
+    AttendArgs args;
+    args.window = 128;
+    for (const int64_t rows : {127, 129, 500}) {
+        cache = make(shape, GetParam());
+        other = make(shape, GetParam());
+        feed(*cache, text, 0, rows, 0, args);
+        ASSERT_TRUE(read_sequences(other.get(), file_of(*cache)).ok());
+        for (int64_t t = 0; t < 16; ++t) {
+            const auto a = feed(*cache, text, rows + t, 1, 0, args), b = feed(*other, text, rows + t, 1, 0, args);
+            ASSERT_EQ(0, std::memcmp(a.data(), b.data(), a.size() * sizeof(float))) << rows << " + " << t;
+        }
+    }
+}
+
 // E4 and E7 across the trip: cut and forked sequences come back as they were.
 TEST_P(EveryMethod, E4E7CutAndForkedSequencesComeBack) {
     fill(300);

@@ -98,7 +98,7 @@ static void test_life(const char* spec) {
     int64_t count = 0;
     int i;
     float* rows = malloc(sizeof(float) * 250 * kDim);
-    EXPECT(strcmp(kvmosaic_spec(cache), spec) == 0 && kvmosaic_isa(cache)[0] && kvmosaic_path(cache)[0]);
+    EXPECT(strncmp(kvmosaic_spec(cache), spec, 3) == 0 && kvmosaic_isa(cache)[0] && kvmosaic_path(cache)[0]);
     EXPECT(append(cache, 5, 0, 200, out_a) == 0);
     EXPECT(append(cache, 5, 200, 1, out_a) == 0);
     for (i = 0; i < kHeads * kDim; ++i)
@@ -143,7 +143,8 @@ static void test_life(const char* spec) {
     EXPECT(kvmosaic_row_count(other, 6) == 300);
     kvmosaic_free(bytes);
     what[1].sequence = 9;
-    EXPECT_REFUSED(kvmosaic_save(cache, what, 2, 0, &bytes, &size, &error), KVMOSAIC_NOT_FOUND, "sequence 9");
+    EXPECT_REFUSED(kvmosaic_save(cache, what, 2, 0, &bytes, &size, &error), KVMOSAIC_INVALID_ARGUMENT, "only 250");
+    EXPECT_REFUSED(kvmosaic_save(cache, what + 1, 1, 0, &bytes, &size, &error), KVMOSAIC_NOT_FOUND, "sequence 9");
     EXPECT(bytes == NULL && size == 0);
 
     EXPECT(kvmosaic_truncate(cache, 6, 210, &error) == 0 && kvmosaic_row_count(cache, 6) == 210);
@@ -198,7 +199,7 @@ static void test_wrong_use(void) {
     model.layers = &layer;
     EXPECT_REFUSED(kvmosaic_create(&model, "f16", NULL, &none, &error), KVMOSAIC_INVALID_ARGUMENT, "head");
     layer.heads = 4;
-    EXPECT_REFUSED(kvmosaic_create(&model, "nonsense", NULL, &none, &error), KVMOSAIC_NOT_FOUND, "nonsense");
+    EXPECT_REFUSED(kvmosaic_create(&model, "nonsense", NULL, &none, &error), KVMOSAIC_INVALID_ARGUMENT, "nonsense");
     EXPECT_REFUSED(kvmosaic_create(&model, NULL, NULL, &none, &error), KVMOSAIC_INVALID_ARGUMENT, "spec");
     rope.rotary = 65, layer.rope = &rope;
     EXPECT_REFUSED(kvmosaic_create(&model, "f16", NULL, &none, &error), KVMOSAIC_INVALID_ARGUMENT, "rotary");
