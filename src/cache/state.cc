@@ -328,6 +328,7 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
         if (!memory) return {StatusCode::out_of_memory, "load: no memory for the pages of the state"};
         return {StatusCode::corrupt, "load: " + r.wrong};
     }
+    im.rebase(*seq);
     remove(id);
     im.sequences[id] = std::move(seq);
     return {};
