@@ -19,11 +19,11 @@ Status Cache::adopt(SeqId to, const Cache& from, SeqId seq) {
     im.end_step();
     const Sequence* source = other.find(seq);
     if (!source) return {StatusCode::not_found, "adopt: there is no sequence " + std::to_string(seq)};
-    if (other.step.open)
-        return {StatusCode::invalid_argument, "adopt: the other cache is in the middle of a step"};
+    if (other.step.open) return {StatusCode::invalid_argument, "adopt: the other cache is in the middle of a step"};
     if (other.shape.layers.size() != im.shape.layers.size())
-        return {StatusCode::invalid_argument, "adopt: the other cache has " + std::to_string(other.shape.layers.size()) +
-                                                  " layers, this one " + std::to_string(im.shape.layers.size())};
+        return {StatusCode::invalid_argument, "adopt: the other cache has " +
+                                                  std::to_string(other.shape.layers.size()) + " layers, this one " +
+                                                  std::to_string(im.shape.layers.size())};
     for (size_t i = 0; i < im.shape.layers.size(); ++i)
         if (!other.shape.layers[i].same_sizes(im.shape.layers[i]))
             return {StatusCode::invalid_argument,

@@ -290,27 +290,6 @@ void Cache::clear() {
         remove(id);
 }
 
-Status Cache::can_append(std::span<const StepRow> rows) const {
-    Step probe;
-    Impl::Moves moves;
-    Status st = impl_->place(rows, &probe, &moves);
-    int64_t need = 0;
-    for (const StepSequence& s : probe.sequences) {
-        if (st) st = impl_->check_room(s);
-        if (impl_->options.max_bytes > 0) need += impl_->bytes_needed(s);
-    }
-    probe.sequences.clear();
-    std::unordered_set<Sequence*> clones;
-    for (auto& [id, seq] : moves)
-        if (clones.insert(seq.get()).second) impl_->free_pages(*seq);
-    const int64_t limit = impl_->options.max_bytes, live = impl_->arena.live();
-    if (st && limit > 0 && live + need > limit && live + need - impl_->evictable() > limit)
-        return {StatusCode::out_of_capacity, "append: " + std::to_string(live) + " bytes in use and up to " +
-                                                 std::to_string(need) + " needed, of at most " +
-                                                 std::to_string(limit) + "; nothing was appended"};
-    return st;
-}
-
 Status Cache::append_and_attend(int32_t layer, std::span<const StepRow> rows, RowsF32 q, RowsF32 k, RowsF32 v,
                                 const AttendArgs& args, float* out) {
     if (Status st = begin_step(rows); !st) return st;

@@ -1,6 +1,6 @@
-// Cutting a sequence's end. Within the window of CacheOptions::rollback a cut leaves exactly what would be there had the
-// rows never come: raw rows of every state in the window are kept, statistics are remembered row by row, and what the
-// rows added to an open page is taken out of it again.
+// Cutting a sequence's end. Within the window of CacheOptions::rollback a cut leaves exactly what would be there had
+// the rows never come: raw rows of every state in the window are kept, statistics are remembered row by row, and what
+// the rows added to an open page is taken out of it again.
 #include <algorithm>
 #include <cstring>
 
@@ -44,9 +44,9 @@ Status Cache::Impl::cut(std::shared_ptr<Sequence>& seq, int64_t rows) {
     return drop_rows(seq, rows, seq->rows());
 }
 
-// Takes the rows packed .. out of the open page that holds row `packed`. A block is encoded from its raw rows once more,
-// into an empty page: what comes out is what the block added to the page, and no other block has a share in those bits
-// (in three levels packed five a byte: in those digits).
+// Takes the rows packed .. out of the open page that holds row `packed`. A block is encoded from its raw rows once
+// more, into an empty page: what comes out is what the block added to the page, and no other block has a share in those
+// bits (in three levels packed five a byte: in those digits).
 bool Cache::Impl::unseal(Sequence& seq, int32_t layer, int32_t first_head, Side side, int64_t packed,
                          std::vector<Change>* changes) {
     const int32_t first_index = side_index(layer, first_head, side);

@@ -209,7 +209,7 @@ struct Cache::Impl {
     int64_t compact_side(Sequence& seq, int32_t index);
 
     // ---- prefixes ----
-    bool evict_prefix(); // the least recently used one that nobody uses; false: there is none
+    bool evict_prefix();       // the least recently used one that nobody uses; false: there is none
     int64_t evictable() const; // bytes of the arena that evicting would free
     Prefix* longest_prefix(std::span<const int32_t> tokens, int64_t* rows);
 

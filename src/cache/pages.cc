@@ -39,6 +39,31 @@ void Cache::Impl::drop(Page*& page) {
     page = nullptr;
 }
 
+bool Cache::Impl::own(Page** at, std::vector<Change>* changes) {
+    Page* page = *at;
+    if (page->refs.load(std::memory_order_acquire) == 1) return true;
+    Page* copy = new_page(page->layout, page->block - uint32_t(sizeof(Page)), false);
+    if (!copy) return false;
+    std::memcpy(copy->bytes(), page->bytes(), page->layout->bytes);
+    changes->push_back({at, page});
+    *at = copy;
+    return true;
+}
+
+void Cache::Impl::undo(std::vector<Change>* changes) {
+    for (auto it = changes->rbegin(); it != changes->rend(); ++it) {
+        drop(*it->at);
+        *it->at = it->before;
+    }
+    changes->clear();
+}
+
+void Cache::Impl::accept(std::vector<Change>* changes) {
+    for (Change& c : *changes)
+        drop(c.before);
+    changes->clear();
+}
+
 uint8_t* Cache::Impl::raw_row(int32_t index, SideState& side, int64_t row) const {
     const SidePlan& plan = plans[size_t(index)];
     const int64_t beyond = row - plan.window.front;

@@ -1,6 +1,6 @@
-// Kept prefixes: sequences as they were at some row, found again by the content of their tokens. Sealed pages are shared
-// by reference, tail and statistics are copied when somebody writes to them, so a sequence that begins from a prefix is
-// to the byte what it would be had it read the tokens itself.
+// Kept prefixes: sequences as they were at some row, found again by the content of their tokens. Sealed pages are
+// shared by reference, tail and statistics are copied when somebody writes to them, so a sequence that begins from a
+// prefix is to the byte what it would be had it read the tokens itself.
 #include <algorithm>
 #include <set>
 

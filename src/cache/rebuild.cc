@@ -10,9 +10,9 @@
 namespace kvmosaic {
 
 struct Cache::Impl::Rebuild {
-    int64_t first = 0, end = 0;                       // rows that go
-    std::vector<int32_t> positions = {};              // of the rows that stay
-    int64_t turned_first = 0, turned_end = 0;         // of the rows that stay: those whose keys turn
+    int64_t first = 0, end = 0;               // rows that go
+    std::vector<int32_t> positions = {};      // of the rows that stay
+    int64_t turned_first = 0, turned_end = 0; // of the rows that stay: those whose keys turn
     int64_t old_row(int64_t row) const { return row < first ? row : row + (end - first); }
 };
 
@@ -80,8 +80,8 @@ bool Cache::Impl::rebuild_side(const Sequence& from, Sequence& to, int32_t layer
     for (size_t i = 0; i < state.slots.size(); ++i) {
         const int64_t base = int64_t(i) * kPageTokens, end = std::min(beyond, base + kPageTokens);
         if (base < packed) share(state.slots[i].packed = old.slots[i].packed);
-        if (packed >= end) continue; // no raw rows are needed
-        if (front + end <= changed) {
+        if (packed >= end) continue;                                          // no raw rows are needed
+        if (front + end <= changed && old_packed <= std::max(base, packed)) { // raw before, raw now
             share(state.slots[i].raw = old.slots[i].raw);
             continue;
         }
@@ -146,8 +146,8 @@ Status Cache::Impl::drop_rows(std::shared_ptr<Sequence>& seq, int64_t first, int
     how.positions.insert(how.positions.end(), seq->positions.begin() + end, seq->positions.end());
     std::shared_ptr<Sequence> fresh = rebuild(*seq, how);
     if (!fresh)
-        return {StatusCode::out_of_memory, "no memory for the raw rows of pages cut at row " + std::to_string(first) +
-                                               "; nothing has changed"};
+        return {StatusCode::out_of_memory,
+                "no memory for the raw rows of pages cut at row " + std::to_string(first) + "; nothing has changed"};
     drop_sequence(seq);
     seq = std::move(fresh);
     return {};

@@ -9,6 +9,7 @@
 
 #include "kvmosaic/app.h"
 #include "kvmosaic/chat.h"
+#include "kvmosaic/sampler.h"
 #include "llama.h"
 
 namespace kvmosaic::tool {
@@ -17,10 +18,9 @@ namespace {
 
 struct Options {
     std::string model, prompt, file, spec = "mixkvq", system, json;
-    int count = 256, ctx = 0;
-    double temp = 0.7, top_p = 0.95;
-    uint32_t seed = 1;
-    bool chat = false, raw = false, require_fused = false, force = false;
+    int count = 256, ctx = 0, samples = 1, rollback = 0;
+    Sampling sampling;
+    bool chat = false, raw = false, require_fused = false, force = false, against = false;
     Common common;
 };
 
@@ -32,33 +32,14 @@ void on_interrupt(int) {
     std::signal(SIGINT, SIG_DFL);
 }
 
-class Sampler {
-public:
-    explicit Sampler(const Options& o) : chain_(llama_sampler_chain_init(llama_sampler_chain_default_params())) {
-        if (o.temp <= 0) {
-            llama_sampler_chain_add(chain_, llama_sampler_init_greedy());
-            return;
-        }
-        llama_sampler_chain_add(chain_, llama_sampler_init_top_k(40));
-        llama_sampler_chain_add(chain_, llama_sampler_init_top_p(float(o.top_p), 1));
-        llama_sampler_chain_add(chain_, llama_sampler_init_temp(float(o.temp)));
-        llama_sampler_chain_add(chain_, llama_sampler_init_dist(o.seed));
-    }
-    ~Sampler() { llama_sampler_free(chain_); }
-    Sampler(const Sampler&) = delete;
-    Sampler& operator=(const Sampler&) = delete;
-    int32_t next(const eval::Context& context) { return llama_sampler_sample(chain_, context.get(), -1); }
-
-private:
-    llama_sampler* chain_;
-};
-
 struct Totals {
     int64_t prompt_tokens = 0, new_tokens = 0;
     double prompt_seconds = 0, new_seconds = 0;
     std::string stop; // "end", "count", "context", "interrupt"
     std::string text;
-    int64_t decoded = 0; // generated tokens that went through the model, which new_seconds is for
+    int64_t decoded = 0;            // generated tokens that went through the model, which new_seconds is for
+    int64_t reused = 0;             // of prompt_tokens: found in the cache
+    std::vector<std::string> texts; // of --samples
 };
 
 double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
@@ -66,16 +47,25 @@ double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens
 class Runner {
 public:
     Runner(const Options& o, const eval::Model& model, eval::Context context)
-        : o_(o), model_(model), context_(std::move(context)), sampler_(o) {}
+        : o_(o), model_(model), context_(std::move(context)), sampler_(o.sampling) {}
 
     void read(const std::string& text, bool first, bool parse) {
         const std::vector<int32_t> tokens = model_.tokenize(text, first, parse);
         if (tokens.empty()) bad_usage("the text has no tokens");
         const double before = context_.seconds();
+        size_t known = 0; // a text from its beginning: what the cache holds of it already stays
+        if (first) {
+            while (known + 1 < tokens.size() && known < held_.size() && held_[known] == tokens[known])
+                ++known;
+            check(context_.truncate(int32_t(known)));
+            held_.resize(known);
+        }
         {
             ProgressBar bar;
-            check(context_.prefill(tokens, bar.receiver()));
+            check(context_.prefill(std::span(tokens).subspan(known), bar.receiver()));
         }
+        held_.insert(held_.end(), tokens.begin() + int64_t(known), tokens.end());
+        totals_.reused += int64_t(known);
         totals_.prompt_tokens += int64_t(tokens.size());
         totals_.prompt_seconds += context_.seconds() - before;
     }
@@ -111,6 +101,7 @@ public:
             }
             const int32_t one[] = {token};
             check(context_.decode(one));
+            held_.push_back(token);
             ++totals_.decoded;
         }
         std::signal(SIGINT, old);
@@ -122,6 +113,71 @@ public:
         }
         return text;
     }
+
+    // N answers to one prompt, a token of each a step. All begin from the prompt's rows, which are stored once.
+    void answer_all() {
+        const size_t n = size_t(o_.samples);
+        std::vector<Sample> live(n);
+        totals_.stop = "count";
+        interrupted = 0;
+        const auto old = std::signal(SIGINT, on_interrupt);
+        const double before = context_.seconds();
+        for (size_t i = 0; i < n; ++i) {
+            if (i > 0) check(context_.fork(0, int32_t(i)));
+            live[i].sampler = std::make_unique<Sampler>(o_.sampling, uint32_t(i));
+            take_token(live[i], -1); // all from the prompt's last logits
+        }
+        while (!interrupted) {
+            std::vector<int32_t> sequences, tokens;
+            for (size_t i = 0; i < n; ++i)
+                if (!live[i].done) sequences.push_back(int32_t(i)), tokens.push_back(live[i].token);
+            if (tokens.empty()) break;
+            if (context_.length_of(sequences.front()) + 1 > context_.size()) {
+                totals_.stop = "context";
+                break;
+            }
+            check(context_.decode_each(sequences, tokens));
+            totals_.decoded += int64_t(tokens.size());
+            for (size_t j = 0; j < sequences.size(); ++j)
+                take_token(live[size_t(sequences[j])], int32_t(j));
+        }
+        if (interrupted) totals_.stop = "interrupt";
+        std::signal(SIGINT, old);
+        totals_.new_seconds += context_.seconds() - before;
+        for (size_t i = 0; i < n; ++i) {
+            totals_.texts.push_back(live[i].text);
+            if (o_.json != "-") fmt::print("[sample {}]\n{}\n", i + 1, live[i].text);
+        }
+    }
+
+    // The same answers one run after the other, each reading the prompt itself; seconds of all.
+    void compare_with_separate_runs(const std::vector<int32_t>& prompt) {
+        const double together = totals_.prompt_seconds + totals_.new_seconds;
+        const int64_t tokens = totals_.new_tokens;
+        double apart = 0;
+        int64_t made = 0;
+        for (int32_t i = 0; i < o_.samples; ++i) {
+            context_.clear();
+            check(context_.prefill(prompt));
+            Sample one;
+            one.sampler = std::make_unique<Sampler>(o_.sampling, uint32_t(i));
+            const Totals kept = totals_;
+            for (take_token(one, -1); !one.done; take_token(one, -1)) {
+                if (context_.length() + 1 > context_.size()) break;
+                check(context_.decode(std::span(&one.token, 1)));
+            }
+            totals_ = kept;
+            made += one.count;
+            apart += context_.seconds();
+        }
+        fmt::print(stderr,
+                   "[{}] {} samples together: {} tokens in {:.2f} s, {:.1f} tok/s | one after the other: {} tokens in "
+                   "{:.2f} s, {:.1f} tok/s | {:.2f}x\n",
+                   o_.spec, o_.samples, tokens, together, rate(tokens, together), made, apart, rate(made, apart),
+                   rate(tokens, together) / std::max(1e-9, rate(made, apart)));
+    }
+
+    const std::vector<int32_t>& held() const { return held_; }
 
     void converse(const std::string& first) {
         Chat chat = take(Chat::open(model_.get()));
@@ -138,9 +194,8 @@ public:
             chat.add("user", line);
             line.clear();
             const std::string all = take(chat.render());
-            // Templates may rewrite earlier turns (trimmed text, for one); then the cache starts anew.
+            // Templates may rewrite earlier turns (trimmed text, for one); then the cache keeps the common beginning.
             const bool continues = !said.empty() && all.compare(0, said.size(), said) == 0;
-            if (!continues) context_.clear();
             read(continues ? all.substr(said.size()) : all, !continues, true);
             const std::string text = answer();
             chat.add("assistant", text);
@@ -175,19 +230,51 @@ public:
                                              {"path", now.path},
                                              {"isa", now.isa},
                                              {"stop", totals_.stop},
+                                             {"reused_tokens", totals_.reused},
+                                             {"samples", totals_.texts},
                                              {"text", totals_.text}};
             write_json(o_.json, out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace), o_.force);
         }
         fmt::print(
             stderr,
             "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
-            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({})\n",
+            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({}){}\n",
             o_.spec, totals_.new_tokens, speed, totals_.prompt_tokens,
             rate(totals_.prompt_tokens, totals_.prompt_seconds), double(f.cache_bytes()) / (1 << 20), f.true_bits(),
-            f.times_smaller(), packed, rows, now.path, now.isa);
+            f.times_smaller(), packed, rows, now.path, now.isa, sharing());
     }
 
 private:
+    struct Sample {
+        std::unique_ptr<Sampler> sampler;
+        std::string text;
+        int32_t token = 0;
+        int count = 0;
+        bool done = false;
+    };
+
+    // The next token of a sample from the logits of an item of the last step.
+    void take_token(Sample& s, int32_t item) {
+        s.token = s.sampler->next(context_, item);
+        if (model_.ends_generation(s.token)) {
+            s.done = true;
+            return;
+        }
+        s.text += model_.piece(s.token);
+        ++s.count;
+        ++totals_.new_tokens;
+        s.done = s.count == o_.count;
+    }
+
+    // What was read once and used several times.
+    std::string sharing() const {
+        std::string text;
+        if (o_.samples > 1) text += fmt::format(" | {} samples share {} tokens", o_.samples, totals_.prompt_tokens);
+        if (totals_.reused > 0)
+            text += fmt::format(" | {} of {} prompt tokens reused", totals_.reused, totals_.prompt_tokens);
+        return text;
+    }
+
     // Tokens that lie packed on both sides of the first layer that keeps any.
     int64_t packed_rows() const {
         const Cache* cache = context_.cache();
@@ -203,6 +290,7 @@ private:
     eval::Context context_;
     Sampler sampler_;
     Totals totals_;
+    std::vector<int32_t> held_; // tokens that sequence 0 holds
 };
 
 void run(const Options& o, bool has_prompt) {
@@ -212,8 +300,11 @@ void run(const Options& o, bool has_prompt) {
     const bool has_text = has_prompt || !o.file.empty();
     if (!has_text && !o.chat) bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
     if (o.chat && o.raw) bad_usage("--chat and --raw exclude each other");
+    if (o.chat && o.samples > 1) bad_usage("--chat and --samples exclude each other");
+    if (o.samples > 1 && o.count < 0) bad_usage("--samples needs a number of tokens: -n 1 or more");
+    if (o.against && o.samples < 2) bad_usage("--against-separate compares several samples: give --samples N");
     std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
-    Opened opened = open_model(o.model, o.spec, o.ctx, o.common);
+    Opened opened = open_model(o.model, o.spec, o.ctx, o.common, o.samples, o.rollback);
     const eval::Model& model = opened.model;
     const Path way = opened.context.cache()->path();
     if (o.require_fused && way != Path::fused && way != Path::raw) {
@@ -231,7 +322,14 @@ void run(const Options& o, bool has_prompt) {
             text = take(chat.render());
         }
         runner.read(text, true, shaped);
-        runner.answer();
+        const std::vector<int32_t> prompt = runner.held();
+        if (o.samples > 1)
+            runner.answer_all();
+        else
+            runner.answer();
+        runner.finish();
+        if (o.against) runner.compare_with_separate_runs(prompt);
+        return;
     }
     runner.finish();
 }
@@ -250,13 +348,25 @@ void add_run(CLI::App& app) {
     verb->add_option("--system", o->system, "system message of the conversation");
     verb->add_flag("--raw", o->raw, "take the text as it is, without the chat template");
     verb->add_option("--ctx", o->ctx, "context in tokens (0: as trained)")->check(CLI::Range(0, 1 << 24));
-    verb->add_option("--temp", o->temp, "temperature (0: always the most likely token)")
+    verb->add_option("--temp", o->sampling.temp, "temperature (0: always the most likely token)")
         ->check(CLI::Range(0.0, 10.0))
         ->capture_default_str();
-    verb->add_option("--top-p", o->top_p, "sample from the most likely tokens of this total probability")
+    verb->add_option("--top-p", o->sampling.top_p, "sample from the most likely tokens of this total probability")
         ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
-    verb->add_option("--seed", o->seed, "of the sampling; the same seed repeats a text")->capture_default_str();
+    verb->add_option("--samples", o->samples,
+                     "as many answers to the prompt, side by side; its tokens are read and stored once, answer i is "
+                     "sampled with seed + i")
+        ->check(CLI::Range(1, 256))
+        ->capture_default_str();
+    verb->add_flag("--against-separate", o->against,
+                   "then run the samples one after the other, and tell the throughput of both");
+    verb->add_option("--rollback", o->rollback,
+                     "dropping up to this many newest tokens (a rewritten turn) leaves the cache exactly as it was "
+                     "before them; their 16-bit rows are kept, and counted")
+        ->check(CLI::Range(0, 65536));
+    verb->add_option("--seed", o->sampling.seed, "of the sampling; the same seed repeats a text")
+        ->capture_default_str();
     verb->add_flag("--require-fused", o->require_fused, "fail when attention cannot run on the packed codes");
     verb->add_option("--json", o->json, "summary and text as JSON into a file (-: standard output)");
     verb->add_flag("--force", o->force, "replace an existing --json file");
@@ -264,6 +374,7 @@ void add_run(CLI::App& app) {
     verb->footer("Examples\n"
                  "  kvmosaic run -m tiny -p \"What is the capital of France?\"\n"
                  "  kvmosaic run -m tiny --chat --cache kivi:bits=4\n"
+                 "  kvmosaic run -m tiny -p \"Name a colour.\" --samples 4 -n 20\n"
                  "  kvmosaic run -m model.gguf -f story.txt --raw -n 100 --temp 0 --cache mixkvq:hi=12,mid=1.6\n"
                  "The last line tells tokens per second, the cache's MiB and true bits per value now (raw windows and\n"
                  "metadata included, so a short text stands near 16), and the path that attention took.");
