@@ -310,6 +310,7 @@ Status Cache::load(std::span<const SavedSequence> saved) {
         made.push_back(im.make_sequence());
         Impl::Loader loader(im, made.back().get(), std::move(*parts));
         st = loader.read(done);
+        if (st) im.rebase(*made.back());
         done.push_back(std::move(loader));
     }
     if (!st) {
