@@ -17,10 +17,10 @@ static void expect(int good, const char* what, int line) {
     fprintf(stderr, "line %d: %s (%s)\n", line, what, error.message);
 }
 #define EXPECT(x) expect((x), #x, __LINE__)
-#define EXPECT_REFUSED(call, want, word) \
-    do {                                                                   \
-        EXPECT((call) == (want));                                          \
-        EXPECT(error.code == (want) && strstr(error.message, word) != NULL); \
+#define EXPECT_REFUSED(call, want, word)                                                                               \
+    do {                                                                                                               \
+        EXPECT((call) == (want));                                                                                      \
+        EXPECT(error.code == (want) && strstr(error.message, word) != NULL);                                           \
     } while (0)
 
 static float q[kRows * kHeads * kDim], k[kRows * kKv * kDim], v[kRows * kKv * kDim];
@@ -105,7 +105,8 @@ static void test_life(const char* spec) {
         EXPECT(isfinite(out_a[i]) && fabsf(out_a[i]) < 1.0f); /* a mean of values in -1..1 */
     EXPECT(kvmosaic_fork(cache, 5, 6, &error) == 0);
     EXPECT(append(cache, 6, 201, 49, out_a) == 0);
-    EXPECT(kvmosaic_row_count(cache, 5) == 201 && kvmosaic_row_count(cache, 6) == 250 && kvmosaic_row_count(cache, 7) == 0);
+    EXPECT(kvmosaic_row_count(cache, 5) == 201 && kvmosaic_row_count(cache, 6) == 250 &&
+           kvmosaic_row_count(cache, 7) == 0);
     EXPECT(kvmosaic_sequences(cache, names, 1) == 2 && names[0] == 5);
     EXPECT(kvmosaic_positions(cache, 6, tokens, 250) == 250 && tokens[249] == 249);
     EXPECT(kvmosaic_decode(cache, 6, 0, 1, 1, 0, 250, rows, &error) == 0);
@@ -115,7 +116,8 @@ static void test_life(const char* spec) {
     weight.size = sizeof(weight);
     EXPECT(kvmosaic_get_footprint(cache, &weight, &error) == 0);
     EXPECT(weight.tokens >= 250 && weight.tokens <= 451 && weight.cache_bytes > 0);
-    EXPECT(fabs(weight.true_bits - 8.0 * (double)weight.cache_bytes / (double)(weight.values[0] + weight.values[1])) < 1e-9);
+    EXPECT(fabs(weight.true_bits - 8.0 * (double)weight.cache_bytes / (double)(weight.values[0] + weight.values[1])) <
+           1e-9);
 
     for (i = 0; i < 250; ++i)
         tokens[i] = 3 * i;
@@ -135,7 +137,8 @@ static void test_life(const char* spec) {
     into[0] = 1, into[1] = 2;
     EXPECT(kvmosaic_load(other, bytes, size, into, 2, NULL, &error) == 0);
     EXPECT(kvmosaic_row_count(other, 1) == 250 && kvmosaic_row_count(other, 6) == 300);
-    EXPECT_REFUSED(kvmosaic_load(other, bytes, size, into, 1, &contents, &error), KVMOSAIC_INVALID_ARGUMENT, "2 sequences");
+    EXPECT_REFUSED(kvmosaic_load(other, bytes, size, into, 1, &contents, &error), KVMOSAIC_INVALID_ARGUMENT,
+                   "2 sequences");
     EXPECT(contents == NULL);
     EXPECT_REFUSED(kvmosaic_load(other, bytes, size - 1, NULL, 0, NULL, &error), KVMOSAIC_CORRUPT, "length");
     bytes[size / 2] = (uint8_t)(bytes[size / 2] ^ 16u);
@@ -169,7 +172,8 @@ static void test_files(const char* path) {
     EXPECT_REFUSED(kvmosaic_load_file(foreign, path, NULL, 0, NULL, &error), KVMOSAIC_CORRUPT, "fingerprint");
     kvmosaic_clear(cache);
     EXPECT(kvmosaic_load_file(cache, path, NULL, 0, NULL, &error) == 0 && kvmosaic_row_count(cache, 0) == 150);
-    EXPECT_REFUSED(kvmosaic_load_file(cache, "no such file", NULL, 0, NULL, &error), KVMOSAIC_NOT_FOUND, "no such file");
+    EXPECT_REFUSED(kvmosaic_load_file(cache, "no such file", NULL, 0, NULL, &error), KVMOSAIC_NOT_FOUND,
+                   "no such file");
     remove(path);
     kvmosaic_destroy(cache);
     kvmosaic_destroy(foreign);
@@ -220,7 +224,8 @@ static void test_wrong_use(void) {
     EXPECT_REFUSED(kvmosaic_write(cache, 2, &rows, &rows, &rows, &error), KVMOSAIC_INVALID_ARGUMENT, "outside 0..1");
     EXPECT_REFUSED(kvmosaic_write(cache, 1, &rows, &rows, &rows, &error), KVMOSAIC_INVALID_ARGUMENT, "keeps no keys");
     EXPECT_REFUSED(kvmosaic_write(cache, 0, &rows, NULL, &rows, &error), KVMOSAIC_INVALID_ARGUMENT, "k:");
-    EXPECT_REFUSED(kvmosaic_write_part(cache, 0, &rows, &rows, &rows, 2, 2, &error), KVMOSAIC_INVALID_ARGUMENT, "thread 2");
+    EXPECT_REFUSED(kvmosaic_write_part(cache, 0, &rows, &rows, &rows, 2, 2, &error), KVMOSAIC_INVALID_ARGUMENT,
+                   "thread 2");
     EXPECT_REFUSED(kvmosaic_attend(cache, 0, &rows, NULL, out_a, &error), KVMOSAIC_INVALID_ARGUMENT, "not written");
     EXPECT(kvmosaic_write(cache, 0, &rows, &rows, &rows, &error) == KVMOSAIC_OK);
     EXPECT_REFUSED(kvmosaic_write(cache, 0, &rows, &rows, &rows, &error), KVMOSAIC_INVALID_ARGUMENT, "was written");

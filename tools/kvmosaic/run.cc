@@ -46,7 +46,7 @@ void run(RunOptions o, bool has_prompt, bool has_spec) {
     // A file of raw text is gone on with as raw text, a conversation as a conversation.
     const bool shaped = o.chat || (saved ? saved->shaped && !o.raw : !o.raw && !model.chat_template().empty());
     std::optional<Talk> talk;
-    if (shaped) talk = runner.open_talk(saved ? &*saved : nullptr);
+    if (shaped) talk.emplace(runner.open_talk(saved ? &*saved : nullptr));
     if (o.chat) {
         runner.converse(&*talk, text);
     } else if (!has_text) {
