@@ -161,9 +161,10 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
             StatusCode::invalid_argument,
             fmt::format("context of {} tokens: this model was trained for 1 to {}", options.context, trained));
     }
-    if (options.sequences < 1 || options.sequences > LLAMA_MAX_SEQ) {
+    const int32_t most = int32_t(llama_max_parallel_sequences());
+    if (options.sequences < 1 || options.sequences > most) {
         return Status(StatusCode::invalid_argument,
-                      fmt::format("{} sequences, 1 to {} are possible", options.sequences, LLAMA_MAX_SEQ));
+                      fmt::format("{} sequences, 1 to {} are possible", options.sequences, most));
     }
     const int32_t size = options.context > 0 ? options.context : trained;
     params.n_ctx = uint32_t(size) * uint32_t(options.sequences);

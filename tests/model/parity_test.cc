@@ -29,6 +29,9 @@ public:
         copy_of_a_beginning();
         save_clear_restore();
         full_context();
+        context_shift();
+        stretched_positions();
+        copy_of_a_middle();
         return std::move(steps_);
     }
 
@@ -133,6 +136,40 @@ private:
         keep("after a full context", 0);
     }
 
+    // What a server does when a context is full: a part of the middle goes, the rest moves down.
+    void context_shift() {
+        EXPECT_TRUE(llama_memory_can_shift(memory()));
+        const int last = llama_memory_seq_pos_max(memory(), 6);
+        EXPECT_TRUE(llama_memory_seq_rm(memory(), 6, 10, 60));
+        EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), last);
+        ASSERT_EQ(decode(context_, {{token(12), last + 1, {6}, true}}), 0);
+        keep("a gap in the middle", 0);
+        llama_memory_seq_add(memory(), 6, 60, -1, -50);
+        EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), last + 1 - 50);
+        EXPECT_EQ(llama_memory_seq_pos_min(memory(), 6), 0);
+        ASSERT_EQ(decode(context_, {{token(13), last + 2 - 50, {6}, true}}), 0);
+        keep("context shift", 0);
+    }
+
+    // As self-extension does it: positions move up, then two tokens share one.
+    void stretched_positions() {
+        const int last = llama_memory_seq_pos_max(memory(), 6);
+        llama_memory_seq_add(memory(), 6, 40, -1, 40);
+        EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), last + 40);
+        llama_memory_seq_div(memory(), 6, 80, -1, 2);
+        EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), (last + 40) / 2);
+        ASSERT_EQ(decode(context_, {{token(14), (last + 40) / 2 + 1, {6}, true}}), 0);
+        keep("divided positions", 0);
+    }
+
+    void copy_of_a_middle() {
+        llama_memory_seq_cp(memory(), 6, 7, 20, 40);
+        EXPECT_EQ(llama_memory_seq_pos_min(memory(), 7), 20);
+        EXPECT_EQ(llama_memory_seq_pos_max(memory(), 7), 39);
+        ASSERT_EQ(decode(context_, {{token(15), 40, {7}, true}}), 0);
+        keep("copy of a middle", 0);
+    }
+
     llama_context* context_;
     const std::vector<llama_token>& t_;
     std::vector<Step> steps_;
@@ -180,7 +217,7 @@ protected:
 TEST_F(SeamParity, F32CacheGivesTheSameLogits) { compare("f32", 1e-5, 1e-4); }
 TEST_F(SeamParity, F16CacheGivesNearlyTheSameLogits) { compare("f16", 4e-4, 4e-3); }
 
-TEST_F(SeamParity, RemovingTheMiddleIsRefusedAndChangesNothing) {
+TEST_F(SeamParity, Ranges) { // E15
     const ContextPtr own = own_context(model.get(), small_context(128), "f16");
     ASSERT_TRUE(own);
     llama_memory_t memory = llama_get_memory(own.get());
@@ -188,9 +225,13 @@ TEST_F(SeamParity, RemovingTheMiddleIsRefusedAndChangesNothing) {
     for (int i = 0; i < 40; ++i)
         items.push_back({tokens[size_t(i)], i, {0}, false});
     ASSERT_EQ(decode(own.get(), items), 0);
-    EXPECT_FALSE(llama_memory_seq_rm(memory, 0, 10, 20));
-    EXPECT_EQ(cache_of(own.get())->rows(0), 40);
-    EXPECT_FALSE(llama_memory_can_shift(memory));
+    EXPECT_TRUE(llama_memory_seq_rm(memory, 0, 5, 5));
+    EXPECT_TRUE(llama_memory_seq_rm(memory, 0, 5, 3));
+    llama_memory_seq_add(memory, 0, 10, 20, -11); // would fall below 0 and below its neighbours
+    llama_memory_seq_add(memory, 0, 10, 20, -5);
+    llama_memory_seq_add(memory, 5, 0, -1, 7); // no such sequence
+    EXPECT_EQ(llama_memory_seq_pos_max(memory, 0), 39);
+    EXPECT_EQ(cache_of(own.get())->positions(0)[10], 10);
     EXPECT_TRUE(llama_memory_seq_rm(memory, 0, 40, 50)); // nothing there
     EXPECT_TRUE(llama_memory_seq_rm(memory, 3, 0, -1));  // no such sequence
     EXPECT_TRUE(llama_memory_seq_rm(memory, -1, 30, -1));
