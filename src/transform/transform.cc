@@ -17,14 +17,12 @@ struct Lanes {
 };
 
 template <int W, typename V, typename I>
-[[gnu::always_inline]] inline V shuffled(V v, I lanes) {
+[[gnu::always_inline]] inline void shuffle(const V& v, const I& lanes, V* out) {
 #if defined(__clang__) // which has no shuffle by a vector of lanes
-    V out = {};
     for (int k = 0; k < W; ++k)
-        out[k] = v[lanes[k]];
-    return out;
+        (*out)[k] = v[lanes[k]];
 #else
-    return __builtin_shuffle(v, lanes);
+    *out = __builtin_shuffle(v, lanes);
 #endif
 }
 
@@ -42,7 +40,9 @@ template <int W>
                 other[k] = k ^ h;
                 minus[k] = (k & h) != 0 ? INT32_MIN : 0;
             }
-            v = shuffled<W>(v, other) + Whole(I(v) ^ minus); // a + b, and in the upper lane of a pair a - b
+            Whole turned;
+            shuffle<W>(v, other, &turned);
+            v = turned + Whole(I(v) ^ minus); // a + b, and in the upper lane of a pair a - b
         }
         *reinterpret_cast<F*>(x + i) = v;
     }
