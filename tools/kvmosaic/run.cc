@@ -57,7 +57,7 @@ public:
         if (first) {
             while (known + 1 < tokens.size() && known < held_.size() && held_[known] == tokens[known])
                 ++known;
-            check(context_.truncate(int32_t(known)));
+            if (!held_.empty()) check(context_.truncate(int32_t(known)));
             held_.resize(known);
         }
         {
