@@ -216,6 +216,33 @@ class ServeLoad(Case):
         finally:
             self.stop(server)
 
+    def test_choices_fork_and_slots_are_saved(self):
+        server = self.start("kivi:bits=4", 3, 512)
+        try:
+            chat = {"messages": [{"role": "user", "content": serve_load.filler(random.Random(7), 200) + "Go on."}],
+                    "temperature": 0, "max_tokens": 8, "n": 3}
+            status, reply = server.post("/v1/chat/completions", chat)
+            self.assertEqual(status, 200, reply)
+            self.assertEqual(len({choice["message"]["content"] for choice in reply["choices"]}), 1)
+            self.assertEqual(sorted(choice["index"] for choice in reply["choices"]), [0, 1, 2])
+            self.assertLess(reply["usage"]["prompt_tokens"], 400)
+
+            body = {"prompt": serve_load.filler(random.Random(8), 250), "n_predict": 8, "temperature": 0, "id_slot": 1,
+                    "cache_prompt": True}
+            _, first = server.post("/completion", body)
+            status, saved = server.post("/slots/1?action=save", {"filename": "slot"})
+            self.assertEqual(status, 200, saved)
+            server.erase_slots(3)
+            status, back = server.post("/slots/1?action=restore", {"filename": "slot"})
+            self.assertEqual(status, 200, back)
+            self.assertEqual(back["n_restored"], saved["n_saved"])
+            _, again = server.post("/completion", body)
+            self.assertGreater(again["timings"]["cache_n"], 200)
+            self.assertLessEqual(again["timings"]["prompt_n"], 8)
+            self.assertEqual(again["content"][:12], first["content"][:12])
+        finally:
+            self.stop(server)
+
     def test_contexts_shift_while_quantized(self):
         server = self.start("kivi:bits=4", 1, 256, "--context-shift", "--keep", "16", "--rollback", "32")
         try:
