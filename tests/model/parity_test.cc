@@ -17,7 +17,10 @@ struct Step {
 
 class Story {
 public:
-    Story(llama_context* context, const std::vector<llama_token>& tokens) : context_(context), t_(tokens) {}
+    // divides: seq_div is called. llama.cpp's own cache turns keys the wrong way there (it adds what it should
+    // subtract), so the reference moves each position by seq_add instead.
+    Story(llama_context* context, const std::vector<llama_token>& tokens, bool divides)
+        : context_(context), t_(tokens), divides_(divides) {}
 
     // Every step decodes something and keeps the logits of its last rows.
     std::vector<Step> tell() {
@@ -156,7 +159,9 @@ private:
         const int last = llama_memory_seq_pos_max(memory(), 6);
         llama_memory_seq_add(memory(), 6, 40, -1, 40);
         EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), last + 40);
-        llama_memory_seq_div(memory(), 6, 80, -1, 2);
+        if (divides_) llama_memory_seq_div(memory(), 6, 80, -1, 2);
+        for (int p = 80; !divides_ && p <= last + 40; ++p)
+            llama_memory_seq_add(memory(), 6, p, p + 1, p / 2 - p);
         EXPECT_EQ(llama_memory_seq_pos_max(memory(), 6), (last + 40) / 2);
         ASSERT_EQ(decode(context_, {{token(14), (last + 40) / 2 + 1, {6}, true}}), 0);
         keep("divided positions", 0);
@@ -172,6 +177,7 @@ private:
 
     llama_context* context_;
     const std::vector<llama_token>& t_;
+    bool divides_;
     std::vector<Step> steps_;
 };
 
@@ -183,7 +189,7 @@ protected:
         model = load_model(path);
         tokens = tokenize(model.get(), prose());
         const ContextPtr stock = stock_context(model.get(), small_context(512));
-        reference = Story(stock.get(), tokens).tell();
+        reference = Story(stock.get(), tokens, false).tell();
     }
     static void TearDownTestSuite() { model.reset(); }
 
@@ -194,7 +200,7 @@ protected:
     void compare(const std::string& spec, double mean_bound, double step_bound) {
         const ContextPtr own = own_context(model.get(), small_context(512), spec);
         ASSERT_TRUE(own);
-        const std::vector<Step> steps = Story(own.get(), tokens).tell();
+        const std::vector<Step> steps = Story(own.get(), tokens, true).tell();
         ASSERT_EQ(steps.size(), reference.size());
         ASSERT_FALSE(steps.empty());
         double sum = 0.0;

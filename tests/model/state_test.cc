@@ -61,7 +61,8 @@ TEST_F(SavedStates, E12MemoryGoesOnWithTheSameBits) {
         for (int t = 170; t < 175; ++t)
             EXPECT_EQ(read(one.get(), 1, t, t + 1), read(two.get(), 4, t, t + 1)) << spec << " token " << t;
         EXPECT_TRUE(cache_of(one.get())->save(1) == cache_of(two.get())->save(4)) << spec;
-        EXPECT_GT(cache_of(two.get())->packed_rows(4, 0, Side::value), 0) << spec;
+        EXPECT_GT(cache_of(two.get())->packed_rows(4, 10, Side::value), 0)
+            << spec; // some methods leave the first layers raw
     }
 }
 

@@ -40,7 +40,7 @@ void Runner::read(const std::string& text, bool first, bool parse) {
         const size_t rows = std::min(tokens_.size(), size_t(context_.length()));
         while (known + 1 < tokens.size() && known < rows && tokens_[known] == tokens[known])
             ++known;
-        check(context_.truncate(int32_t(known)));
+        if (known < rows) check(context_.truncate(int32_t(known)));
         tokens_.resize(known);
         totals_.loaded = std::min(totals_.loaded, int64_t(known));
         totals_.reused += int64_t(known);
