@@ -24,13 +24,13 @@ class Saved(Case):
         for spec in ("kivi:bits=2", "mixkvq", "innerq"):
             file = self.path("cut-%s.kv" % spec.split(":")[0])
             words = ["-f", text, "--raw", "--cache", spec]
-            whole = self.run_tiny(*words, "-n", 24).out.rstrip("\n")
+            whole = self.run_tiny(*words, "-n", 24).out[:-1] # without the newline behind an answer
             first = self.run_tiny(*words, "-n", 10, "--save", file)
             self.assertRegex(first.err, r"saved \d+ rows to \S+ \([\d.]+ MiB\)")
             self.assertIsNone(LOADED.search(first.err))
             second = self.run_tiny("--load", file, "-n", 14, "--json", "-")
             got = second.json()
-            self.assertEqual(first.out.rstrip("\n") + got["text"], whole, spec)
+            self.assertEqual(first.out[:-1] + got["text"], whole, spec)
             self.assertEqual(got["prompt_tokens"], 1, "only the token that was not in the cache is read")
             self.assertGreater(got["loaded_tokens"], 300)
             self.assertEqual(got["cache_tokens"], got["loaded_tokens"] + 14)

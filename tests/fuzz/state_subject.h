@@ -30,6 +30,7 @@ inline std::vector<Subject> subjects() {
     CacheOptions options;
     options.max_rows = 4096;
     options.max_bytes = int64_t(64) << 20;
+    options.reference = true; // plain kernels, which sanitizers look into
     for (const char* spec :
          {"f16", "f32", "bf16", "kivi:bits=2,group=32", "kivi:bits=3,group=32,residual=32,front=4", "mixkvq", "kitty",
           "pnmix", "innerq", "innerq:variant=hybrid,asym=4level", "innerq:variant=small", "turboquant:skip=0", "q8_0",
