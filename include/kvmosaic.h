@@ -86,9 +86,10 @@ typedef struct kvmosaic_options {
     int32_t fast;      /* 0: weights of 15 bits, error below 5e-4; 1: of 7 bits, up to 5e-2 */
     int32_t restore;   /* 1: decode pages before attending, also where codes could be read */
     const char* isa;   /* "avx2", "scalar", ...; null: the best of this machine */
+    int32_t rollback;  /* kvmosaic_truncate is exact down to this many rows before the newest; 0 to 65536 */
 } kvmosaic_options;
 #define KVMOSAIC_OPTIONS_INIT                                                                                          \
-    { sizeof(kvmosaic_options), 0, 0, 0, 0, 0, 0 }
+    { sizeof(kvmosaic_options), 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct kvmosaic_cache kvmosaic_cache;
 
@@ -158,8 +159,28 @@ KVMOSAIC_API int64_t kvmosaic_positions(const kvmosaic_cache* cache, int32_t seq
 KVMOSAIC_API int64_t kvmosaic_sequences(const kvmosaic_cache* cache, int32_t* sequences, int64_t room);
 /* `to` becomes equal to `from` and shares its pages. */
 KVMOSAIC_API int32_t kvmosaic_fork(kvmosaic_cache* cache, int32_t from, int32_t to, kvmosaic_error* error);
-/* Keeps the first `rows` rows. A cut page's rows are decoded and packed again later. */
+/* Keeps the first `rows` rows: within the rollback window exactly as if the others had never come; below it a cut
+ * page's rows are decoded and packed again later (docs/sequences.md). */
 KVMOSAIC_API int32_t kvmosaic_truncate(kvmosaic_cache* cache, int32_t sequence, int64_t rows, kvmosaic_error* error);
+/* Drops rows [first, last); positions of later rows stay. Later rows are decoded and packed again. */
+KVMOSAIC_API int32_t kvmosaic_remove_rows(kvmosaic_cache* cache, int32_t sequence, int64_t first, int64_t last,
+                                          kvmosaic_error* error);
+/* Gives rows first .. last row new positions, [count], and turns their keys there. Needs the rotation of all layers. */
+KVMOSAIC_API int32_t kvmosaic_reposition(kvmosaic_cache* cache, int32_t sequence, int64_t first,
+                                         const int32_t* positions, int64_t count, kvmosaic_error* error);
+/* `to` becomes sequence `sequence` of another cache of the same model, packed by this cache's method. */
+KVMOSAIC_API int32_t kvmosaic_adopt(kvmosaic_cache* cache, int32_t to, kvmosaic_cache* from, int32_t sequence,
+                                    kvmosaic_error* error);
+/* Gives back memory that no sequence needs; changes no row. Returns bytes. */
+KVMOSAIC_API int64_t kvmosaic_compact(kvmosaic_cache* cache);
+/* Keeps the sequence as it is for others that begin with the same tokens: [count], one for each of its rows. */
+KVMOSAIC_API int32_t kvmosaic_keep_prefix(kvmosaic_cache* cache, int32_t sequence, const int32_t* tokens, int64_t count,
+                                          kvmosaic_error* error);
+/* The sequence becomes the longest kept one with which the tokens begin. *rows: how many need not be read; 0: none is
+ * kept, and nothing has changed. */
+KVMOSAIC_API int32_t kvmosaic_take_prefix(kvmosaic_cache* cache, int32_t sequence, const int32_t* tokens, int64_t count,
+                                          int64_t* rows, kvmosaic_error* error);
+KVMOSAIC_API int64_t kvmosaic_drop_prefixes(kvmosaic_cache* cache); /* those that nobody uses; returns how many */
 KVMOSAIC_API void kvmosaic_remove(kvmosaic_cache* cache, int32_t sequence);
 KVMOSAIC_API void kvmosaic_clear(kvmosaic_cache* cache);
 /* Rows [first, first + count) of a side (0 keys, 1 values) as attention sees them. out: [count, D] */

@@ -1,10 +1,9 @@
-// Caches, steps, sequences.
+// Caches and steps.
 #include "capi/capi.h"
-
-#include <algorithm>
 
 using namespace kvmosaic;
 using capi::bad;
+using capi::close_step;
 using capi::guarded;
 
 namespace {
@@ -68,18 +67,6 @@ Status take_rows(const kvmosaic_rows* given, const char* name, RowsF32* rows) {
     return {};
 }
 
-void close_step(kvmosaic_cache* cache) {
-    cache->cache->end_step();
-    cache->open = false;
-}
-
-template <typename T>
-int64_t copy_out(const T& from, int32_t* to, int64_t room) {
-    const auto n = int64_t(from.size());
-    if (to && room > 0) std::copy_n(from.begin(), std::min(n, room), to);
-    return n;
-}
-
 } // namespace
 
 extern "C" {
@@ -106,6 +93,7 @@ int32_t kvmosaic_create(const kvmosaic_model* model, const char* spec, const kvm
         wish.accuracy = given.fast ? Accuracy::fast : Accuracy::exact;
         wish.restore = given.restore != 0;
         if (given.isa) wish.isa = given.isa;
+        wish.rollback = given.rollback;
         auto made = Cache::create(shape, spec, wish);
         if (!made) return made.status();
         auto handle = std::make_unique<kvmosaic_cache>();
@@ -211,93 +199,6 @@ int32_t kvmosaic_attend(kvmosaic_cache* cache, int32_t layer, const kvmosaic_row
 
 void kvmosaic_end_step(kvmosaic_cache* cache) {
     if (cache) close_step(cache);
-}
-
-// ---- sequences ----
-
-int64_t kvmosaic_row_count(const kvmosaic_cache* cache, int32_t sequence) {
-    return cache ? cache->cache->rows(sequence) : 0;
-}
-
-int64_t kvmosaic_positions(const kvmosaic_cache* cache, int32_t sequence, int32_t* positions, int64_t room) {
-    return cache ? copy_out(cache->cache->positions(sequence), positions, room) : 0;
-}
-
-int64_t kvmosaic_sequences(const kvmosaic_cache* cache, int32_t* sequences, int64_t room) {
-    if (!cache) return 0;
-    int64_t count = 0;
-    guarded(nullptr, [&] { return count = copy_out(cache->cache->sequences(), sequences, room), Status(); });
-    return count;
-}
-
-int32_t kvmosaic_fork(kvmosaic_cache* cache, int32_t from, int32_t to, kvmosaic_error* error) {
-    return guarded(error, [&] {
-        if (!cache) return bad("cache: it is null");
-        close_step(cache);
-        return cache->cache->fork(from, to);
-    });
-}
-
-int32_t kvmosaic_truncate(kvmosaic_cache* cache, int32_t sequence, int64_t rows, kvmosaic_error* error) {
-    return guarded(error, [&] {
-        if (!cache) return bad("cache: it is null");
-        close_step(cache);
-        return cache->cache->truncate(sequence, rows);
-    });
-}
-
-void kvmosaic_remove(kvmosaic_cache* cache, int32_t sequence) {
-    if (!cache) return;
-    close_step(cache);
-    cache->cache->remove(sequence);
-}
-
-void kvmosaic_clear(kvmosaic_cache* cache) {
-    if (!cache) return;
-    close_step(cache);
-    guarded(nullptr, [&] { return cache->cache->clear(), Status(); });
-}
-
-int32_t kvmosaic_decode(kvmosaic_cache* cache, int32_t sequence, int32_t layer, int32_t kv_head, int32_t side,
-                        int64_t first, int64_t count, float* out, kvmosaic_error* error) {
-    return guarded(error, [&]() -> Status {
-        if (!cache) return bad("cache: it is null");
-        if (!out) return bad("out: it is null");
-        const auto& layers = cache->cache->shape().layers;
-        if (layer < 0 || size_t(layer) >= layers.size() || kv_head < 0 || kv_head >= layers[size_t(layer)].kv_heads)
-            return bad("layer " + std::to_string(layer) + ", KV head " + std::to_string(kv_head) + ": there is none");
-        if (side != 0 && side != 1) return bad("side: " + std::to_string(side) + " is neither 0 (keys) nor 1 (values)");
-        const int64_t rows = cache->cache->rows(sequence);
-        if (first < 0 || count < 0 || first > rows || count > rows - first)
-            return bad("rows " + std::to_string(first) + " to " + std::to_string(first + count) + ": sequence " +
-                       std::to_string(sequence) + " has " + std::to_string(rows));
-        close_step(cache);
-        cache->cache->decode(sequence, layer, kv_head, Side(side), first, count, out);
-        return {};
-    });
-}
-
-int32_t kvmosaic_get_footprint(kvmosaic_cache* cache, kvmosaic_footprint* footprint, kvmosaic_error* error) {
-    return guarded(error, [&]() -> Status {
-        if (!cache || !footprint) return bad("cache or footprint: it is null");
-        kvmosaic_footprint f{};
-        if (Status st = capi::take_struct(footprint, "footprint", &f); !st) return st;
-        const Footprint now = cache->cache->footprint();
-        f.tokens = now.tokens;
-        for (int side = 0; side < 2; ++side) {
-            f.values[side] = now.values[side];
-            f.packed[side] = now.packed[side];
-            f.raw[side] = now.raw[side];
-        }
-        f.tables = now.tables;
-        f.statistics = now.statistics;
-        f.reserved = now.reserved;
-        f.scratch = now.scratch;
-        f.cache_bytes = now.cache_bytes();
-        f.true_bits = now.true_bits();
-        std::memcpy(static_cast<void*>(footprint), &f, std::min(footprint->size, sizeof(f)));
-        return {};
-    });
 }
 
 } // extern "C"

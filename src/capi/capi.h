@@ -1,6 +1,7 @@
 // How calls from C become calls of the library: arguments are checked, exceptions and Status become codes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -55,6 +56,11 @@ inline int32_t code_of(StatusCode code) {
 }
 
 inline Status bad(std::string sentence) { return {StatusCode::invalid_argument, std::move(sentence)}; }
+
+inline void close_step(kvmosaic_cache* cache) {
+    cache->cache->end_step();
+    cache->open = false;
+}
 
 // f() returns a Status.
 template <typename F>

@@ -162,6 +162,37 @@ static void test_life(const char* spec) {
     free(rows);
 }
 
+static void test_operations(void) {
+    kvmosaic_cache* cache = make_cache("kivi:bits=2", "model", 1);
+    kvmosaic_cache* other = make_cache("kivi:bits=4", "model", 1);
+    int32_t tokens[kRows], positions[kRows];
+    int64_t rows = -1;
+    int i;
+    for (i = 0; i < kRows; ++i)
+        tokens[i] = i % 7, positions[i] = i;
+    EXPECT(append(cache, 0, 0, 200, out_a) == 0);
+    EXPECT(kvmosaic_keep_prefix(cache, 0, tokens, 200, &error) == 0);
+    EXPECT_REFUSED(kvmosaic_keep_prefix(cache, 0, tokens, 199, &error), KVMOSAIC_INVALID_ARGUMENT, "199");
+    EXPECT_REFUSED(kvmosaic_keep_prefix(cache, 0, NULL, 5, &error), KVMOSAIC_INVALID_ARGUMENT, "tokens");
+    EXPECT(kvmosaic_take_prefix(cache, 1, tokens, 250, &rows, &error) == 0 && rows == 200);
+    EXPECT(kvmosaic_row_count(cache, 1) == 200);
+    tokens[3] = 99;
+    EXPECT(kvmosaic_take_prefix(cache, 2, tokens, 250, &rows, &error) == 0 && rows == 0);
+    EXPECT(kvmosaic_row_count(cache, 2) == 0);
+    EXPECT(kvmosaic_remove_rows(cache, 1, 20, 60, &error) == 0 && kvmosaic_row_count(cache, 1) == 160);
+    EXPECT_REFUSED(kvmosaic_remove_rows(cache, 1, 150, 161, &error), KVMOSAIC_INVALID_ARGUMENT, "161");
+    EXPECT(kvmosaic_reposition(cache, 1, 20, positions + 20, 140, &error) == 0);
+    EXPECT(kvmosaic_positions(cache, 1, tokens, kRows) == 160 && tokens[159] == 159);
+    EXPECT_REFUSED(kvmosaic_reposition(cache, 1, 20, NULL, 140, &error), KVMOSAIC_INVALID_ARGUMENT, "positions");
+    EXPECT(kvmosaic_adopt(other, 4, cache, 0, &error) == 0 && kvmosaic_row_count(other, 4) == 200);
+    EXPECT_REFUSED(kvmosaic_adopt(other, 4, cache, 9, &error), KVMOSAIC_NOT_FOUND, "9");
+    EXPECT(kvmosaic_compact(cache) >= 0 && kvmosaic_compact(NULL) == 0);
+    kvmosaic_clear(cache);
+    EXPECT(kvmosaic_drop_prefixes(cache) == 1 && kvmosaic_drop_prefixes(cache) == 0);
+    kvmosaic_destroy(cache);
+    kvmosaic_destroy(other);
+}
+
 static void test_files(const char* path) {
     kvmosaic_cache* cache = make_cache("kivi:bits=2", "model", 1);
     kvmosaic_cache* foreign = make_cache("kivi:bits=2", "another", 1);
@@ -264,6 +295,7 @@ int main(void) {
     test_life("f16");
     test_life("kivi:bits=2");
     test_life("mixkvq");
+    test_operations();
     test_files("capi_test.kv");
     test_wrong_use();
     if (failures == 0) printf("all calls did what they should\n");
