@@ -188,8 +188,8 @@ public:
     void decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count, float* out) const;
 
     // ---- state (between steps) ----
-    // One sequence as bytes: model, spec, plans, positions, statistics, pages (docs/format.md). Two calls without a step
-    // between give equal bytes. Without checksums: kvmosaic/file.h has those. Empty for an unknown sequence.
+    // One sequence as bytes: model, spec, plans, positions, statistics, pages (docs/format.md). Two calls without a
+    // step between give equal bytes. No checksums: kvmosaic/file.h has those. Empty for an unknown sequence.
     std::vector<uint8_t> save(SeqId seq) const;
     // Replaces `seq`. Refuses bytes of another model, spec, page size or version, or that contradict themselves, naming
     // the field; then nothing has changed.
