@@ -90,6 +90,9 @@ TEST_P(Load, MemoryIsFlat) {
         eight.push_back(id);
     step(eight, std::vector<int64_t>(8, longest + longest / 3 + 40));
     step(eight, std::vector<int64_t>(8, 2));
+    ASSERT_TRUE(cache.truncate(0, cache.rows(0) - 12).ok());
+    ASSERT_TRUE(cache.truncate(1, 200).ok());
+    step({0, 1}, {100, 1});
     cache.clear();
     const int64_t scratch = cache.footprint().scratch;
 
