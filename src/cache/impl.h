@@ -170,6 +170,7 @@ struct Cache::Impl {
                     f(layer, head, side, side_index(layer, head, side));
     }
     class Loader; // of a saved state
+    struct Loaded;
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
 
     // ---- pages ----

@@ -283,45 +283,52 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
     return load({&one, 1});
 }
 
+// Sequences under way. Unless they are kept, nothing is left of them, also when memory ran out in an exception.
+struct Cache::Impl::Loaded {
+    Impl& im;
+    size_t layouts = im.layouts.size();
+    std::vector<std::shared_ptr<Sequence>> made = {};
+    ~Loaded() {
+        if (made.empty()) return;
+        for (auto& seq : made)
+            im.drop_sequence(seq);
+        im.layouts.resize(layouts);
+    }
+};
+
 Status Cache::load(std::span<const SavedSequence> saved) {
     Impl& im = *impl_;
     im.end_step();
-    std::vector<std::shared_ptr<Sequence>> made;
+    Impl::Loaded loaded{im};
+    auto& made = loaded.made;
+    made.reserve(saved.size());
     std::vector<Impl::Loader> done;
     done.reserve(saved.size());
-    Status st;
-    for (size_t i = 0; st && i < saved.size(); ++i) {
-        for (size_t k = 0; st && k < i; ++k) {
-            if (saved[k].seq == saved[i].seq)
-                st = {StatusCode::invalid_argument,
-                      "load: sequence " + std::to_string(saved[i].seq) + " is there twice"};
-        }
-        if (!st) break;
-        const auto twin = std::find_if(saved.begin(), saved.begin() + ptrdiff_t(i), [&](const SavedSequence& s) {
-            return std::ranges::equal(s.bytes, saved[i].bytes);
-        });
-        if (twin != saved.begin() + ptrdiff_t(i)) { // a fork that nobody has gone on with
-            made.push_back(made[size_t(twin - saved.begin())]);
+    const auto failed = [](const Status& st) { return Status(st.code(), "load: " + st.message()); };
+    for (size_t i = 0; i < saved.size(); ++i) {
+        const std::span<const SavedSequence> earlier = saved.first(i);
+        const SeqId id = saved[i].seq;
+        if (std::ranges::any_of(earlier, [id](const SavedSequence& s) { return s.seq == id; }))
+            return {StatusCode::invalid_argument, "load: sequence " + std::to_string(id) + " is there twice"};
+        const auto twin = std::ranges::find_if(
+            earlier, [&](const SavedSequence& s) { return std::ranges::equal(s.bytes, saved[i].bytes); });
+        if (twin != earlier.end()) { // a fork that nobody has gone on with
+            made.push_back(made[size_t(twin - earlier.begin())]);
             continue;
         }
         auto parts = state::sections(saved[i].bytes);
-        st = parts.status();
-        if (!st) break;
+        if (!parts) return failed(parts.status());
         made.push_back(im.make_sequence());
         Impl::Loader loader(im, made.back().get(), std::move(*parts));
-        st = loader.read(done);
-        if (st) im.rebase(*made.back());
+        if (const Status st = loader.read(done); !st) return failed(st);
+        im.rebase(*made.back());
         done.push_back(std::move(loader));
-    }
-    if (!st) {
-        for (auto& seq : made)
-            im.drop_sequence(seq);
-        return {st.code(), "load: " + st.message()};
     }
     for (const SavedSequence& s : saved)
         remove(s.seq);
     for (size_t i = 0; i < saved.size(); ++i)
         im.sequences[saved[i].seq] = std::move(made[i]);
+    made.clear();
     return {};
 }
 

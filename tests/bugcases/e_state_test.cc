@@ -227,10 +227,13 @@ TEST(SavedState, AllOfThemOrNone) {
     auto other = make(shape, "mixkvq");
     feed(*other, text, 0, 10, 1);
     const Bytes before = other->save(1);
+    const Footprint weight = other->footprint();
     two.pop_back();
     EXPECT_FALSE(other->load(std::vector<SavedSequence>{{1, one}, {2, two}}).ok());
     EXPECT_TRUE(other->save(1) == before);
     EXPECT_EQ(other->rows(2), 0);
+    EXPECT_EQ(other->footprint().tables, weight.tables); // nor is anything left of the pages that were read
+    EXPECT_EQ(other->footprint().allocated, weight.allocated);
     two = cache->save(2);
     EXPECT_TRUE(other->load(std::vector<SavedSequence>{{1, one}, {2, two}, {3, one}}).ok());
     EXPECT_TRUE(other->save(1) == one);
