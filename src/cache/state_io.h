@@ -133,6 +133,8 @@ public:
         std::vector<char> chars;
         array(&chars, most, field);
         s->assign(chars.begin(), chars.end());
+        for (const char c : chars) // it is shown to people, on terminals
+            if ((c >= 0 && c < ' ') || c == 127) return refuse(std::string(field) + ": it holds control characters");
     }
 
 private:

@@ -187,7 +187,10 @@ std::string plan_gap(const StoredPlan& saved, const SidePlan& here) {
 }
 
 void put_model(Writer* w, const ModelShape& shape) {
-    w->text(shape.name);
+    std::string name = shape.name; // for messages only
+    std::replace_if(
+        name.begin(), name.end(), [](char c) { return (c >= 0 && c < ' ') || c == 127; }, '?');
+    w->text(name);
     w->text(shape.fingerprint);
     w->put(uint32_t(shape.layers.size()));
     for (const LayerShape& l : shape.layers) {

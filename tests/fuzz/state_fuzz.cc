@@ -3,6 +3,7 @@
 // are: a sentence, or a cache that holds what they say and works on.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -15,8 +16,10 @@ using Bytes = std::vector<uint8_t>;
 
 namespace {
 
-void require(bool good) {
-    if (!good) std::abort();
+void require(bool good, int line = __builtin_LINE()) {
+    if (good) return;
+    std::fprintf(stderr, "state_fuzz.cc:%d\n", line);
+    std::abort();
 }
 
 void put_checksum(Bytes* bytes, size_t from, size_t count, size_t to) {

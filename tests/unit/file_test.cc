@@ -222,6 +222,7 @@ TEST(SequenceFile, RefusesByField) {
            "positions: positions: one is negative");
     expect(changed(good, tag(state::Tag::positions), word(12, 1 << 30)), cache.get(), "they decrease");
     expect(changed(good, tag(state::Tag::positions), word(0, 1 << 30)), cache.get(), "rows");
+    expect(changed(good, tag(state::Tag::method), [](Bytes& b) { b[5] = '\n'; }), cache.get(), "control characters");
     expect(changed(good, file::tokens, [](Bytes& b) { b.resize(b.size() - 4); }), cache.get(), "tokens: 199");
     expect(changed(good, file::tokens, [](Bytes& b) { b.pop_back(); }), cache.get(), "tokens");
     expect(changed(good, file::sequence, [](Bytes& b) { b.clear(); }), cache.get(), "sequence");
