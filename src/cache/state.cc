@@ -9,6 +9,7 @@
 //     packed part (u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, page) if any row of it is packed, raw rows
 //     behind.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cache/impl.h"
@@ -89,6 +90,7 @@ void save_decided(Writer* w, const SideState& state, size_t row_bytes) {
     put_array(w, plan.transform.shift);
     put_array(w, plan.transform.scale);
     put_array(w, plan.transform.order);
+    put_array(w, plan.mean);
     put_array(w, plan.pinned);
     w->put(uint8_t(state.pins != nullptr)); // not before the first page is packed
     if (state.pins) w->bytes(state.pins->bytes(), plan.pinned.size() * row_bytes);
@@ -111,12 +113,15 @@ void load_decided(Reader* r, const SidePlan& initial, int32_t dim, int32_t kv_he
         plan->ladder.push(bits, r->get<uint16_t>("tier channels"));
     }
     if (initial.store.kind == StoreKind::tiered && r->ok()) {
-        const Status st = validate(plan->ladder, dim);
+        const Status st = validate(plan->ladder, dim, initial.store);
         r->expect(st.ok(), "decided tiers: " + st.message());
     }
     get_array(r, width, "shift", &plan->transform.shift);
     get_array(r, width, "scale", &plan->transform.scale);
     get_array(r, width, "order", &plan->transform.order);
+    get_array(r, width, "mean", &plan->mean);
+    for (const float m : plan->mean)
+        r->expect(std::isfinite(m), "mean: it holds what is no number");
     if (r->ok()) {
         const Status st = validate(plan->transform, dim, kv_heads);
         r->expect(st.ok(), st.message());
@@ -296,7 +301,7 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
                             ladder.push(bits, channels);
                         }
                         if (tiered && r.ok()) {
-                            const Status st = validate(ladder, dim);
+                            const Status st = validate(ladder, dim, plan.store);
                             r.expect(st.ok(), "tiers: " + st.message());
                         }
                         if (!r.ok()) break;

@@ -40,6 +40,8 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
         table->load_raw(plans[size_t(index)].raw, raw_row(index, state, r), int32_t(end - r), dim, rows + r * dim, dim);
         r = end;
     }
+    if (side == Side::key && plans[size_t(index)].space == KeySpace::centred)
+        turns[size_t(layer)]->turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
     PlanInput in;
     in.side = side;
     in.layer = layer;
@@ -55,11 +57,13 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
     state.decided = true;
 }
 
-// One query vector of a KV head into its statistic: |q|, or the norms of rotary pairs (both channels of a pair get it).
+// One query vector of a KV head into its statistic: |q|, q^2, or norms of rotary pairs (both channels of a pair get
+// it).
 void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const float* q) const {
     const int32_t dim = int32_t(state.abs_sum.size());
-    if (!method->info().pair_norms) {
-        table->add_abs(type, q, dim, state.abs_sum.data());
+    const QuerySum sum = method->info().query_sum;
+    if (sum != QuerySum::pair_norm) {
+        (sum == QuerySum::square ? table->add_squares : table->add_abs)(type, q, dim, state.abs_sum.data());
         return;
     }
     const Rope& rope = shape.layers[size_t(layer)].rope;
@@ -92,12 +96,16 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
     }
     const SideState& leader = s.seq->sides[size_t(first_index)];
     const Transform& transform = plan_of(leader, first_index).transform;
-    if (side == Side::key && turns[size_t(layer)]) {
-        const int32_t* positions = s.seq->positions.data() + fixed.window.front + (packed - first);
+    const int32_t* positions = s.seq->positions.data() + fixed.window.front + (packed - first);
+    if (side == Side::key && fixed.space == KeySpace::centred) {
+        const std::vector<float>& mean = plan_of(leader, first_index).mean;
+        if (!mean.empty())
+            means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
+    } else if (side == Side::key && turns[size_t(layer)]) {
         for (int32_t h = 0; h < joined; ++h)
             turns[size_t(layer)]->turn(rows + h * dim, flush, width, positions + first, *positions, -1);
     }
-    // A tiered plan sees the rows as they came; its store takes no transform but the order of channels.
+    // A tiered plan sees the rows as they came, or centred; its store takes no transform but the order of channels.
     const bool tiered = fixed.store.kind == StoreKind::tiered;
     const SidePlan* plan = shared;
     if (tiered && !plan) {
@@ -116,6 +124,8 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
         if (tiered) {
             const PageLayout page = layout(plan->store, side, dim, plan->ladder);
             slot.packed->layout = intern(page);
+            sealed_ladders.fetch_add(1, std::memory_order_relaxed);
+            if (plan->raised) raised.fetch_add(1, std::memory_order_relaxed);
             std::memset(slot.packed->bytes(), 0, page.bytes);
         }
         const float* own = rows;

@@ -27,6 +27,93 @@ void add_tier(PageLayout* page, uint8_t bits, uint16_t live, uint16_t first) {
     page->lane_block_bytes += tier.bytes;
 }
 
+// ---- stores in planes ----
+
+// Vectors of a lane block that planes need: 32 bytes each, 8 channels of four bits, 16 of two or 32 of one.
+uint32_t plane_padding(PlaneRole role, uint32_t live) { return round_up(live, 32u / uint32_t(width_of(role))); }
+
+void add_plane(PageLayout* page, PlaneRole role, int32_t first, int32_t live, int32_t block_first, int32_t block_count,
+               uint32_t* at) {
+    PlaneLayout& plane = page->planes[page->plane_count++];
+    plane.role = role;
+    plane.first = uint16_t(first);
+    plane.live = uint16_t(live);
+    plane.padded = uint16_t(plane_padding(role, uint32_t(live)));
+    plane.block_first = uint16_t(block_first);
+    plane.block_count = uint16_t(block_count);
+    plane.offset = *at;
+    plane.stride = plane.padded * uint32_t(width_of(role));
+    *at += plane.stride * plane.block_count;
+}
+
+constexpr PlaneRole kRoles[] = {PlaneRole::low4, PlaneRole::high4, PlaneRole::two, PlaneRole::one};
+
+// Keys: a plane is the run of the tiers that have it, over all lane blocks.
+uint32_t place_key_planes(PageLayout* page, const Ladder& ladder) {
+    uint32_t at = 0;
+    for (const PlaneRole role : kRoles) {
+        int32_t first = -1, live = 0, position = 0;
+        for (int i = 0; i < ladder.count; ++i) {
+            const Tier& tier = ladder.tiers[size_t(i)];
+            if (tier.bits > 0 && plane_shift(role, tier.bits) >= 0) {
+                if (first < 0) first = position;
+                live += tier.channels;
+            }
+            position += tier.channels;
+        }
+        if (live > 0) add_plane(page, role, first, live, 0, page->lane_blocks, &at);
+    }
+    return at;
+}
+
+// Values: channels are lanes, so a plane may cover the wide lane blocks, the others, or all.
+uint32_t place_value_planes(PageLayout* page, int bits) {
+    const int32_t wide = page->wide / kLaneBlock, all = page->lane_blocks, depth = page->depth;
+    uint32_t at = 0;
+    for (const PlaneRole role : kRoles) {
+        const int high = wide > 0 ? plane_shift(role, bits + 1) : -1, low = wide < all ? plane_shift(role, bits) : -1;
+        if (high >= 0 && high == low) {
+            add_plane(page, role, 0, depth, 0, all, &at);
+            continue;
+        }
+        if (high >= 0) add_plane(page, role, 0, depth, 0, wide, &at);
+        if (low >= 0) add_plane(page, role, 0, depth, wide, all - wide, &at);
+    }
+    return at;
+}
+
+PageLayout planes_layout(const StoreSpec& spec, Side side, const Ladder& ladder, PageLayout page) {
+    const bool key = side == Side::key;
+    page.wide = key ? 0 : spec.wide;
+    page.shrinks = key ? spec.shrinks : 0;
+    page.group = page.lanes;
+    page.groups = 1;
+    const auto add = [&](uint8_t bits, uint16_t channels, uint16_t first) {
+        TierLayout& tier = page.tiers[page.tier_count++];
+        tier.bits = bits;
+        tier.live = tier.padded = channels;
+        tier.first = tier.param_first = first;
+    };
+    uint16_t first = 0;
+    for (int i = 0; key && i < ladder.count; ++i) {
+        const Tier& tier = ladder.tiers[size_t(i)];
+        if (tier.bits == 0)
+            page.zero_bits = tier.channels;
+        else
+            add(tier.bits, tier.channels, first);
+        first = uint16_t(first + tier.channels);
+    }
+    if (!key) add(spec.bits, page.depth, 0);
+    page.coded = page.columns = page.depth;
+    page.scale_offset = key ? place_key_planes(&page, ladder) : place_value_planes(&page, spec.bits);
+    page.raw_offset = page.scale_offset;
+    page.zero_offset = page.scale_offset + page.columns;
+    page.unit_offset = round_up(page.zero_offset + page.dim, 2);
+    page.outlier_offset = page.map_offset = page.unit_offset + (key ? 2 : 4);
+    page.bytes = round_up(page.map_offset + page.map_bytes, kPageAlign);
+    return page;
+}
+
 // Offsets of everything behind the codes. Codes are a multiple of 8 bytes and raw channels of 2 * lanes.
 void place_arrays(PageLayout* page) {
     page->columns = page->along_depth ? page->lanes : page->coded;
@@ -98,8 +185,21 @@ Status validate_rule(const StoreSpec& spec) {
         return bad("outliers: only in a codebook store with a range");
     if ((spec.rule == GridRule::symmetric || is_hybrid(spec.rule)) && spec.kind == StoreKind::grid && spec.bits < 2)
         return bad("bits = 1: symmetric levels need at least 2");
-    if (spec.kind == StoreKind::tiered && spec.rule != GridRule::asym && spec.rule != GridRule::midpoint)
+    if (spec.kind == StoreKind::tiered && spec.rule != GridRule::asym && spec.rule != GridRule::midpoint &&
+        spec.rule != GridRule::searched)
         return bad("rule: a tiered store is asymmetric");
+    if (spec.rule == GridRule::searched && (spec.kind != StoreKind::tiered || spec.group != kPageTokens))
+        return bad("rule: searched ranges are those of a tiered store with groups of a page");
+    if (spec.rule == GridRule::searched && (spec.shrinks < 1 || spec.shrinks > 7))
+        return bad("shrinks = " + std::to_string(spec.shrinks) + ": must be 1 to 7");
+    if (spec.rule == GridRule::fitted) {
+        if (spec.kind != StoreKind::grid || spec.axis != Axis::channels || spec.bits > 6 ||
+            (spec.wide > 0 && spec.bits > 5))
+            return bad("rule: fitted steps are those of a grid of 1 to 6 bits with groups of channels");
+        if (spec.wide % kLaneBlock != 0) return bad("wide = " + std::to_string(spec.wide) + ": no multiple of 8");
+    }
+    if (in_planes(spec.rule) && (spec.clip != 1.0f || spec.levels != 0 || spec.edge_groups != 0))
+        return bad("clip, levels and edges: not in a store in planes");
     if (is_hybrid(spec.rule) && spec.params == ParamType::f8e4m3)
         return bad("params = f8e4m3: a hybrid grid needs f16 or bf16");
     if (spec.rule == GridRule::hybrid_1bit && spec.bits != 2)
@@ -128,9 +228,31 @@ Status validate_edges(const StoreSpec& spec, int32_t dim) {
 
 bool has_offsets(GridRule rule) {
     return rule == GridRule::asym || rule == GridRule::midpoint || rule == GridRule::integer || is_hybrid(rule) ||
-           rule == GridRule::codebook_range;
+           rule == GridRule::codebook_range || in_planes(rule);
+}
+int plane_shift(PlaneRole role, int bits) {
+    switch (role) {
+    case PlaneRole::low4:
+        return bits >= 4 ? 0 : -1;
+    case PlaneRole::high4:
+        return bits == 8 ? 4 : -1;
+    case PlaneRole::two:
+        return bits == 6 ? 4 : bits == 2 || bits == 3 ? 0 : -1;
+    case PlaneRole::one:
+        return bits == 5 ? 4 : bits == 3 ? 2 : bits == 1 ? 0 : -1;
+    }
+    return -1;
 }
 bool has_scales(GridRule rule) { return rule != GridRule::codebook_fixed; }
+
+// Place of a width in the order of a ladder: descending, or that of the planes.
+static int ladder_rank(int bits, bool planes) {
+    constexpr int kOrder[] = {8, 4, 6, 2, 3, 1, 0};
+    if (!planes) return -bits;
+    for (int i = 0; i < 7; ++i)
+        if (kOrder[i] == bits) return i;
+    return -1;
+}
 
 bool is_width(int bits) { return bits == 1 || bits == 2 || bits == 3 || bits == 4 || bits == 6 || bits == 8; }
 
@@ -178,6 +300,7 @@ PageLayout raw_layout(RawType type, Side side, int32_t dim, int32_t tokens) {
 PageLayout layout(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder) {
     if (spec.kind == StoreKind::raw) return raw_layout(spec.raw, side, dim);
     PageLayout page = empty_layout(spec, side, dim);
+    if (in_planes(spec.rule)) return planes_layout(spec, side, ladder, page);
     if (spec.kind != StoreKind::tiered) {
         add_tier(&page, spec.bits, page.depth, 0);
     } else {
@@ -206,6 +329,12 @@ uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const s
     static const std::vector<uint8_t> kAll = {16, 8, 6, 4, 3, 2, 1, 0};
     const std::vector<uint8_t>& used = widths.empty() ? kAll : widths;
     PageLayout page = empty_layout(spec, side, dim);
+    if (in_planes(spec.rule)) { // all planes of every channel, or what the plans promise
+        page = planes_layout(spec, side, Ladder::uniform(8, uint16_t(dim)), page);
+        const uint32_t codes = page.scale_offset, most = spec.vectors * 32u * page.lane_blocks;
+        return round_up(page.map_offset + page.map_bytes - codes + (most > 0 ? std::min(codes, most) : codes),
+                        kPageAlign);
+    }
     const uint32_t column = 2 * page.groups * bytes_of(page.params);
     std::vector<uint32_t> best(size_t(dim) + 1, 0); // [channels spent] most bytes, at most that many channels
     uint32_t linear = 0;
@@ -234,7 +363,8 @@ Status validate(const StoreSpec& spec, Side side, int32_t dim) {
     if (dim < 1 || dim > kMaxHeadDim)
         return bad("head size = " + std::to_string(dim) + ": must be from 1 to " + std::to_string(kMaxHeadDim));
     if (spec.kind == StoreKind::raw) return Status();
-    if (spec.kind != StoreKind::tiered && !is_width(spec.bits))
+    const bool five = spec.rule == GridRule::fitted && spec.bits == 5;
+    if (spec.kind != StoreKind::tiered && !is_width(spec.bits) && !five)
         return bad("bits = " + std::to_string(spec.bits) + ": must be 1, 2, 3, 4, 6 or 8");
     if (spec.kind == StoreKind::tiered && side == Side::value)
         return Status(StatusCode::unsupported,
@@ -250,7 +380,8 @@ Status validate(const StoreSpec& spec, Side side, int32_t dim) {
     return Status();
 }
 
-Status validate(const Ladder& ladder, int32_t dim) {
+Status validate(const Ladder& ladder, int32_t dim, const StoreSpec& spec) {
+    const bool planes = in_planes(spec.rule);
     if (ladder.count < 1 || ladder.count > kMaxTiers)
         return bad("ladder: has " + std::to_string(ladder.count) + " tiers, must have 1 to " +
                    std::to_string(kMaxTiers));
@@ -260,15 +391,26 @@ Status validate(const Ladder& ladder, int32_t dim) {
         const std::string where = "ladder tier " + std::to_string(i) + ": ";
         if (tier.bits != 0 && tier.bits != 16 && !is_width(tier.bits))
             return bad(where + "bits = " + std::to_string(tier.bits) + ", must be 0, 1, 2, 3, 4, 6, 8 or 16");
-        if (i > 0 && tier.bits >= ladder.tiers[size_t(i) - 1].bits)
-            return bad(where + "bits = " + std::to_string(tier.bits) + ", must be below the " +
-                       std::to_string(ladder.tiers[size_t(i) - 1].bits) + " of the tier before (widest first)");
+        if (planes && tier.bits == 16) return bad(where + "bits = 16, not in a store in planes");
+        if (i > 0 && ladder_rank(tier.bits, planes) <= ladder_rank(ladder.tiers[size_t(i) - 1].bits, planes))
+            return bad(where + "bits = " + std::to_string(tier.bits) + " behind " +
+                       std::to_string(ladder.tiers[size_t(i) - 1].bits) +
+                       (planes ? ", must be in the order 8, 4, 6, 2, 3, 1, 0" : ", must be below it (widest first)"));
         if (tier.channels < 1) return bad(where + "has no channels, must have at least 1");
         sum += tier.channels;
     }
     if (sum != dim)
         return bad("ladder: its channels add up to " + std::to_string(sum) + ", must be the head size " +
                    std::to_string(dim));
+    if (spec.vectors > 0) {
+        const PageLayout page = layout(spec, Side::key, dim, ladder);
+        uint32_t used = 0;
+        for (int i = 0; i < page.plane_count; ++i)
+            used += page.planes[size_t(i)].stride / 32;
+        if (used > spec.vectors)
+            return bad("ladder: needs " + std::to_string(used) + " vectors a lane block, at most " +
+                       std::to_string(spec.vectors));
+    }
     return Status();
 }
 

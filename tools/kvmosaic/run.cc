@@ -172,19 +172,22 @@ public:
                                              {"true_bits_v", f.true_bits(1)},
                                              {"cache_bytes", f.cache_bytes()},
                                              {"times_smaller", f.times_smaller()},
+                                             {"pages_raised", f.raised},
                                              {"path", now.path},
                                              {"isa", now.isa},
                                              {"stop", totals_.stop},
                                              {"text", totals_.text}};
             write_json(o_.json, out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace), o_.force);
         }
+        const std::string guard =
+            f.raised > 0 ? fmt::format(", guard: {} of {} key pages at more bits", f.raised, f.ladders) : "";
         fmt::print(
             stderr,
             "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
-            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({})\n",
+            "{:.2f}x smaller than 16 bit ({} of {} tokens packed{}) | {} path ({})\n",
             o_.spec, totals_.new_tokens, speed, totals_.prompt_tokens,
             rate(totals_.prompt_tokens, totals_.prompt_seconds), double(f.cache_bytes()) / (1 << 20), f.true_bits(),
-            f.times_smaller(), packed, rows, now.path, now.isa);
+            f.times_smaller(), packed, rows, guard, now.path, now.isa);
     }
 
 private:
