@@ -61,7 +61,7 @@ struct SidePlan {
 struct QueryStats {
     const float* abs_sum = nullptr; // [D] sum of |q| (or what MethodInfo::query_sum says) over rows and the head's
                                     // query heads, fp32, token then head order
-    int64_t count = 0; // how many q vectors went in
+    int64_t count = 0;              // how many q vectors went in
 };
 
 struct PlanInput {
