@@ -5,9 +5,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "cache/basis.h"
+#include "cache/mean.h"
 #include "core/arena.h"
 #include "core/hash.h"
 #include "kernels/kernels.h"
@@ -135,19 +137,20 @@ struct Cache::Impl {
     std::vector<const PageLayout*> front_layouts, raw_layouts, grid_layouts; // [side_count]
     std::vector<const PageLayout*> pin_layouts;                              // [side_count] null without pinned rows
     std::vector<uint32_t> worst;                         // [side_count] bytes of the largest page, tiered stores
-    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE, else null
+    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE or centred, else null
+    std::vector<std::shared_ptr<const MeanTable>> means; // [L] for centred keys, else null
     std::map<SeqId, std::shared_ptr<Sequence>> sequences;
     std::multimap<uint64_t, Prefix> prefixes; // by the hash of their tokens
     uint64_t clock = 0;
     Step step;
-    std::atomic<int64_t> non_finite{0}, saturated{0};
+    std::atomic<int64_t> non_finite{0}, saturated{0}, sealed_ladders{0}, raised{0};
     std::atomic<int64_t> scratch_bytes{0}; // largest working memory of a thread so far
     void scratch_report();
 
     // ---- layouts ----
     const PageLayout* intern(const PageLayout& layout);
     mutable std::mutex layouts_mutex;
-    std::vector<std::unique_ptr<PageLayout>> layouts;
+    std::unordered_multimap<uint64_t, std::unique_ptr<PageLayout>> layouts;
 
     // ---- indices ----
     int32_t side_index(int32_t layer, int32_t head, Side side) const {

@@ -4,7 +4,7 @@
 //
 //   statistics  u32 D or 0, f32 sums[D], i64 count
 //   decided     u8 1 or 0; if 1: u8 tiers, tiers x (u8 bits, u16 channels), f32 shift[], f32 scale[], u16 order[],
-//               u16 pinned[], each behind its u32 length, u8 1 and the pinned raw rows, or u8 0
+//               f32 mean[], u16 pinned[], each behind its u32 length, u8 1 and the pinned raw rows, or u8 0
 //   front       min(front, rows) raw rows
 //   keys i, values i
 //               if any row of it is packed: u8 tiers, tiers x (u8 bits, u16 channels), u32 bytes, the page; raw rows
@@ -33,6 +33,7 @@ void save_decided(Writer* w, const SideState& side, size_t row_bytes) {
     w->array(plan.transform.shift);
     w->array(plan.transform.scale);
     w->array(plan.transform.order);
+    w->array(plan.mean);
     w->array(plan.pinned);
     w->put(uint8_t(side.pins != nullptr)); // not before the first page is packed
     if (side.pins) w->bytes(side.pins->bytes(), plan.pinned.size() * row_bytes);

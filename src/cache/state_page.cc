@@ -23,7 +23,7 @@ void put_ladder(Writer* w, const Ladder& ladder) {
     }
 }
 
-void get_ladder(Reader* r, bool tiered, int32_t dim, Ladder* ladder) {
+void get_ladder(Reader* r, const StoreSpec& store, int32_t dim, Ladder* ladder) {
     *ladder = Ladder();
     const int tiers = r->get<uint8_t>("tiers");
     if (tiers > kMaxTiers) r->refuse("tiers: " + std::to_string(tiers) + " are more than " + std::to_string(kMaxTiers));
@@ -33,8 +33,8 @@ void get_ladder(Reader* r, bool tiered, int32_t dim, Ladder* ladder) {
         r->expect(channels > 0, "tier channels: a tier is empty");
         ladder->push(bits, channels);
     }
-    if (tiered && r->ok()) {
-        const Status st = validate(*ladder, dim);
+    if (store.kind == StoreKind::tiered && r->ok()) {
+        const Status st = validate(*ladder, dim, store);
         if (!st) r->refuse("tiers: " + st.message());
     }
 }
@@ -76,9 +76,13 @@ bool permutation(const PageLayout& page, const uint8_t* map) {
 
 std::string page_fault(const PageLayout& page, const uint8_t* bytes) {
     const size_t params = size_t(page.groups) * page.columns;
-    if (page.has_scales() && !params_finite(page.params, bytes + page.scale_offset, params))
+    const bool planes =
+        in_planes(page.rule) && page.kind != StoreKind::raw; // 8-bit parameters: all of them are numbers
+    if (planes && !all_finite(RawType::f16, bytes + page.unit_offset, page.rule == GridRule::fitted ? 2 : 1))
+        return "units: a value is not finite";
+    if (!planes && page.has_scales() && !params_finite(page.params, bytes + page.scale_offset, params))
         return "scales: a value is not finite";
-    if (page.has_offsets() && !params_finite(page.params, bytes + page.zero_offset, params))
+    if (!planes && page.has_offsets() && !params_finite(page.params, bytes + page.zero_offset, params))
         return "offsets: a value is not finite";
     if (page.raw_depth > 0 && !all_finite(RawType::f16, bytes + page.raw_offset, size_t(page.raw_depth) * page.lanes))
         return "raw channels: a value is not finite";

@@ -22,7 +22,7 @@ inline Extent extent(int64_t packed, int64_t beyond, int64_t page) { // beyond: 
 
 Ladder ladder_of(const PageLayout& page); // of a tiered page; empty for others
 void put_ladder(Writer* w, const Ladder& ladder);
-void get_ladder(Reader* r, bool tiered, int32_t dim, Ladder* ladder);
+void get_ladder(Reader* r, const StoreSpec& store, int32_t dim, Ladder* ladder);
 
 // "scales: a value is not finite" and the like, or "": indices in range, numbers finite. What codes say is free.
 std::string page_fault(const PageLayout& page, const uint8_t* bytes);

@@ -27,6 +27,9 @@ void for_each_field(A& a, B& b, F f) {
     f("clip", a.plan.store.clip, b.plan.store.clip);
     f("page map", a.plan.store.page_map, b.plan.store.page_map);
     f("outliers", a.plan.store.outliers, b.plan.store.outliers);
+    f("vectors", a.plan.store.vectors, b.plan.store.vectors);
+    f("wide", a.plan.store.wide, b.plan.store.wide);
+    f("shrinks", a.plan.store.shrinks, b.plan.store.shrinks);
     f("codebook", a.book, b.book);
     f("edges", a.edges, b.edges);
     f("joined heads", a.plan.transform.joined, b.plan.transform.joined);

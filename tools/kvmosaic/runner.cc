@@ -261,6 +261,8 @@ void Runner::finish() const {
                                          {"text", totals_.text}};
         write_json(o_.json, out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace), o_.force);
     }
+    const std::string guard =
+        f.raised > 0 ? fmt::format(", guard: {} of {} key pages at more bits", f.raised, f.ladders) : "";
     fmt::print(stderr,
                "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
                "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({}){}\n",
