@@ -106,6 +106,5 @@ int plane_shift(PlaneRole role, int bits) {
     }
     return -1;
 }
-bool has_scales(GridRule rule) { return rule != GridRule::codebook_fixed; }
 
 } // namespace kvmosaic

@@ -144,6 +144,8 @@ bool has_offsets(GridRule rule) {
            rule == GridRule::codebook_range || in_planes(rule);
 }
 
+bool has_scales(GridRule rule) { return rule != GridRule::codebook_fixed; }
+
 // Place of a width in the order of a ladder: descending, or that of the planes.
 static int ladder_rank(int bits, bool planes) {
     constexpr int kOrder[] = {8, 4, 6, 2, 3, 1, 0};
