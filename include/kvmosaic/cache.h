@@ -36,7 +36,8 @@ const char* name_of(Accuracy a);
 
 struct CacheOptions {
     int64_t max_rows = 0;  // per sequence; 0: no limit
-    int64_t max_bytes = 0; // of the arena; 0: no limit
+    int64_t max_bytes = 0; // of the arena; 0: no limit. Prefixes that nobody uses give way before a step is refused
+    int32_t rollback = 0;  // truncate is exact down to this many rows before a sequence's newest; 0..65536
     StepMode step = StepMode::decode;
     Accuracy accuracy = Accuracy::exact; // KVMOSAIC_ACCURACY overrides
     bool restore = false;   // decode pages to rows before attending, also where codes could be read; KVMOSAIC_RESTORE=1
@@ -87,6 +88,22 @@ struct PageView {
     int32_t rows = 0;               // filled so far
 };
 
+// A state as Cache::save gave it, and the name that its sequence shall have.
+struct SavedSequence {
+    SeqId seq = 0;
+    std::span<const uint8_t> bytes;
+};
+
+// A kept prefix, for looking in.
+struct PrefixInfo {
+    int64_t rows = 0;
+    uint64_t hash = 0;   // prefix_hash of its tokens
+    bool in_use = false; // a sequence shares its pages, so it is not evicted
+};
+
+// Running hash (FNV-1a) of token ids: prefix_hash(b, prefix_hash(a)) is that of a followed by b.
+uint64_t prefix_hash(std::span<const int32_t> tokens, uint64_t before = 0);
+
 class Cache {
 public:
     static Result<std::unique_ptr<Cache>> create(const ModelShape& shape, std::string_view spec,
@@ -110,14 +127,40 @@ public:
     int64_t rows(SeqId seq) const;                       // 0 for an unknown sequence
     std::span<const int32_t> positions(SeqId seq) const; // [rows]
     Status fork(SeqId from, SeqId to);                   // `to` becomes equal to `from`; shares pages
-    // Keeps the first `rows` rows. A cut into a sealed page returns the kept rows of that page to raw (decoded values),
-    // to be sealed again at the same edges; statistics are kept unless the first page goes.
+    // Keeps the first `rows` rows. Down to CacheOptions::rollback rows before the newest: exactly as if the others had
+    // never come. Below: a cut into a sealed page returns the kept rows of that page to raw (decoded values), to be
+    // sealed again at the same edges; statistics and what was decided once stay, unless the first page goes.
     Status truncate(SeqId seq, int64_t rows);
+    // Drops rows [first, last); positions of later rows stay. Rows behind the cut, and those of the page that it cuts,
+    // become raw (decoded values) and are sealed again with the next step, by the plans of that step.
+    Status remove_rows(SeqId seq, int64_t first, int64_t last);
+    // Gives rows first .. new positions and turns their keys there. Keys packed before RoPE keep their codes; others
+    // are decoded from the first page on that turns, and sealed again as above. Values are not touched. `can_shift`:
+    // whether the rotation of all layers is known.
+    Status reposition(SeqId seq, int64_t first, std::span<const int32_t> positions);
+    Status can_shift() const;
+    // `to` becomes sequence `seq` of another cache of the same model: its rows, decoded, are packed by this cache's
+    // method as if they were a prompt. Query statistics carry over where both methods keep the same kind, else they
+    // begin at zero. On an error nothing has changed.
+    Status adopt(SeqId to, const Cache& from, SeqId seq);
+    // Gives back what no sequence needs: room of raw pages, holes of the arena. Changes no row; returns bytes.
+    int64_t compact();
     void remove(SeqId seq);
     void clear();
 
+    // ---- shared beginnings (between steps) ----
+    // Keeps `seq` as it is now for others that begin with the same tokens; one token id for each of its rows. Pages are
+    // shared. The least recently used prefixes that no sequence uses are evicted when max_bytes is reached.
+    Status keep_prefix(SeqId seq, std::span<const int32_t> tokens);
+    // `seq` becomes the longest kept prefix with which `tokens` begin, to the byte what it would be had it read them.
+    // Returns its rows; 0: there is none, and nothing has changed.
+    int64_t take_prefix(SeqId seq, std::span<const int32_t> tokens);
+    int64_t find_prefix(std::span<const int32_t> tokens) const; // rows that take_prefix would find
+    int64_t drop_prefixes();                                    // those not in use; returns how many
+    std::vector<PrefixInfo> prefixes() const;
+
     // ---- a step ----
-    // Whether the rows would fit (limits), without changing anything.
+    // Whether the rows would fit (limits), without changing anything; may refuse a little too early under max_bytes.
     Status can_append(std::span<const StepRow> rows) const;
     // Places the rows and reserves the worst case of every seal they trigger. On an error nothing has changed.
     Status begin_step(std::span<const StepRow> rows);
@@ -145,11 +188,14 @@ public:
     void decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count, float* out) const;
 
     // ---- state (between steps) ----
-    // One sequence as bytes: header (magic, version, spec, shape), positions, statistics, pages. Two calls without a
-    // step between give equal bytes.
+    // One sequence as bytes: model, spec, plans, positions, statistics, pages (docs/format.md). Two calls without a
+    // step between give equal bytes. No checksums: kvmosaic/file.h has those. Empty for an unknown sequence.
     std::vector<uint8_t> save(SeqId seq) const;
-    // Replaces `seq`. Refuses bytes of another spec, shape or version, or that contradict themselves, naming the field.
+    // Replaces `seq`. Refuses bytes of another model, spec, page size or version, or that contradict themselves, naming
+    // the field; then nothing has changed.
     Status load(SeqId seq, std::span<const uint8_t> bytes);
+    // All of them or none. Pages that are equal between them are held once.
+    Status load(std::span<const SavedSequence> saved);
 
 private:
     struct Impl;

@@ -39,6 +39,8 @@ Cache::Impl::Impl(const ModelShape& s, const CacheOptions& o) : shape(s), option
 Cache::Impl::~Impl() {
     for (auto& [id, seq] : sequences)
         drop_sequence(seq);
+    for (auto& [hash, prefix] : prefixes)
+        drop_sequence(prefix.state);
 }
 
 void Cache::Impl::scratch_report() {
@@ -166,6 +168,9 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
     im->method = std::move(method);
     if (Status st = im->method->accept(shape); !st) return st;
 
+    if (options.rollback < 0 || options.rollback > 65536)
+        return Status(StatusCode::invalid_argument,
+                      "rollback = " + std::to_string(options.rollback) + " is outside 0..65536");
     if (Status st = read_environment(&im->options); !st) return st;
     if (options.reference) {
         im->table = &kernels::reference();
@@ -205,11 +210,9 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
                 im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
-        const bool turns =
-            l.has_kv() && im->plans[size_t(im->side_index(layer, 0, Side::key))].space != KeySpace::post_rope;
-        const bool centred = turns && im->plans[size_t(im->side_index(layer, 0, Side::key))].space == KeySpace::centred;
-        im->turns.push_back(turns ? table_of(l.rope, im->turns) : nullptr);
-        im->means.push_back(centred ? table_of(l.rope, im->means) : nullptr);
+        const KeySpace space = l.has_kv() ? im->plans[size_t(im->side_index(layer, 0, Side::key))].space : KeySpace::post_rope;
+        im->turns.push_back(space == KeySpace::pre_rope ? table_of(l.rope, im->turns) : nullptr);
+        im->means.push_back(space == KeySpace::centred ? table_of(l.rope, im->means) : nullptr);
         for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {
             const Window& w = im->plans[size_t(i)].window;
             const Side side = (i - im->side_first[size_t(layer)]) % 2 ? Side::value : Side::key;
@@ -273,7 +276,7 @@ Status Cache::truncate(SeqId seq, int64_t rows) {
                                                   std::to_string(seq) + ", which has " +
                                                   std::to_string(it->second->rows())};
     if (rows == it->second->rows()) return {};
-    return impl_->truncate(it->second, rows);
+    return impl_->cut(it->second, rows);
 }
 
 void Cache::remove(SeqId seq) {
@@ -287,19 +290,6 @@ void Cache::remove(SeqId seq) {
 void Cache::clear() {
     for (const SeqId id : sequences())
         remove(id);
-}
-
-Status Cache::can_append(std::span<const StepRow> rows) const {
-    Step probe;
-    Impl::Moves moves;
-    Status st = impl_->place(rows, &probe, &moves);
-    for (const StepSequence& s : probe.sequences)
-        if (st) st = impl_->check_room(s);
-    probe.sequences.clear();
-    std::unordered_set<Sequence*> clones;
-    for (auto& [id, seq] : moves)
-        if (clones.insert(seq.get()).second) impl_->free_pages(*seq);
-    return st;
 }
 
 Status Cache::append_and_attend(int32_t layer, std::span<const StepRow> rows, RowsF32 q, RowsF32 k, RowsF32 v,
@@ -328,10 +318,16 @@ Footprint Cache::footprint() const {
         f.tables += exact - page->layout->bytes;
         return true;
     };
-    for (const auto& [id, seq] : im.sequences) {
-        if (!seen.insert(seq.get()).second) continue;
+    std::vector<const Sequence*> held;
+    for (const auto& [id, seq] : im.sequences)
+        if (seen.insert(seq.get()).second) held.push_back(seq.get());
+    for (const auto& [hash, prefix] : im.prefixes) {
+        held.push_back(prefix.state.get());
+        f.tables += int64_t(sizeof(Prefix)) + int64_t(prefix.tokens.size() * sizeof(int32_t));
+    }
+    for (const Sequence* seq : held) {
         f.tables += int64_t(sizeof(Sequence)) + int64_t(seq->positions.size() * sizeof(int32_t)) +
-                    int64_t(seq->packed.size() * sizeof(int64_t)) + int64_t(seq->sides.size() * sizeof(SideState));
+                    int64_t(seq->packed.size() * 2 * sizeof(int64_t)) + int64_t(seq->sides.size() * sizeof(SideState));
         bool first_side = true;
         for (size_t layer = 0; layer < im.shape.layers.size(); ++layer)
             for (int32_t head = 0; head < im.shape.layers[layer].kv_heads; ++head)
@@ -341,7 +337,8 @@ Footprint Cache::footprint() const {
                     const int64_t front = im.plans[size_t(index)].window.front;
                     const int side_number = int(side), dim = im.shape.layers[layer].dim(side);
                     f.tables += int64_t(state.slots.size() * sizeof(Slot));
-                    f.statistics += int64_t(state.abs_sum.size() * sizeof(float));
+                    f.statistics += int64_t((state.abs_sum.size() + state.past_sums.size()) * sizeof(float)) +
+                                    int64_t(state.past_count.size() * sizeof(int64_t));
                     int64_t rows = 0; // not yet counted through another sequence that shares the page
                     if (count(state.front, &f.raw[side_number])) rows += std::min(front, seq->rows());
                     count(state.pins, &f.raw[side_number]);

@@ -42,17 +42,38 @@ struct SideState {
     std::vector<Slot> slots;
     std::vector<float> abs_sum; // [D], key side of methods that use queries
     int64_t query_count = 0;
+    // Statistics as they stood before each of the newest `rollback` rows: those before row r at r modulo rollback.
+    std::vector<float> past_sums;    // [rollback][D]
+    std::vector<int64_t> past_count; // [rollback]
     // The plan with what this sequence decided once (Method::freeze). Made when the rows for it are there; shared by
     // forks, and never changed after `decided`.
     std::shared_ptr<SidePlan> frozen;
     bool decided = false;
+    bool settled = false; // decided before Sequence::base
 };
+
+// Held by every sequence that shares pages with a kept prefix: a prefix in use is not evicted.
+struct PrefixUse {};
 
 struct Sequence {
     std::vector<int32_t> positions; // [rows]
     std::vector<SideState> sides;   // by Cache::Impl::side_index
     std::vector<int64_t> packed;    // [L][2] rows packed beyond the front
+    // Since it had `base` rows the sequence only grew or was cut exactly; then `base_packed` of them were packed. Cuts
+    // to `floor` rows and more are exact: raw rows and statistics of every state from there on are still here.
+    int64_t base = 0, floor = 0;
+    std::vector<int64_t> base_packed;        // [L][2]
+    std::shared_ptr<const PrefixUse> origin; // of the kept prefix that it began from or became
     int64_t rows() const { return int64_t(positions.size()); }
+};
+
+// A sequence as it was when it was kept, for others to begin from.
+struct Prefix {
+    std::vector<int32_t> tokens; // [rows]
+    std::shared_ptr<Sequence> state;
+    std::shared_ptr<const PrefixUse> use;
+    uint64_t last_use = 0; // by Cache::Impl::clock
+    bool referenced() const { return use.use_count() > 1; }
 };
 
 // Rows that one sequence receives in a step.
@@ -87,6 +108,7 @@ struct Step {
     std::vector<std::pair<int32_t, int32_t>> source; // [rows of the step] (sequence, its new row) that it reads
     std::vector<RowTile> tiles;
     std::vector<uint8_t> written; // [L] whether the layer's rows arrived
+    bool queries = true;          // q enters the statistics
     bool split = false;           // every span of the context is a work item of its own (few rows, long context)
     int64_t partial_stride = 0;   // floats per item
     std::vector<float> partial;   // states of split items
@@ -115,9 +137,11 @@ struct Cache::Impl {
     std::vector<const PageLayout*> front_layouts, raw_layouts, grid_layouts; // [side_count]
     std::vector<const PageLayout*> pin_layouts;                              // [side_count] null without pinned rows
     std::vector<uint32_t> worst;                         // [side_count] bytes of the largest page, tiered stores
-    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE or centred, else null
+    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE, else null
     std::vector<std::shared_ptr<const MeanTable>> means; // [L] for centred keys, else null
     std::map<SeqId, std::shared_ptr<Sequence>> sequences;
+    std::multimap<uint64_t, Prefix> prefixes; // by the hash of their tokens
+    uint64_t clock = 0;
     Step step;
     std::atomic<int64_t> non_finite{0}, saturated{0}, sealed_ladders{0}, raised{0};
     std::atomic<int64_t> scratch_bytes{0}; // largest working memory of a thread so far
@@ -126,7 +150,9 @@ struct Cache::Impl {
     // ---- layouts ----
     const PageLayout* intern(const PageLayout& layout);
     mutable std::mutex layouts_mutex;
-    std::unordered_multimap<uint64_t, std::unique_ptr<PageLayout>> layouts;
+    std::vector<std::unique_ptr<PageLayout>> layouts;
+    std::unordered_multimap<uint64_t, const PageLayout*> layout_index; // by what differs between pages of one store
+    void forget_layouts(size_t kept); // all but the first `kept`
 
     // ---- indices ----
     int32_t side_index(int32_t layer, int32_t head, Side side) const {
@@ -140,15 +166,34 @@ struct Cache::Impl {
     int32_t joined(int32_t layer, Side side) const {
         return plans[size_t(side_index(layer, 0, side))].transform.joined;
     }
+    // Calls f(layer, head, side, index) for every side, in the order in which sequences hold and save them.
+    template <typename F>
+    void each_side(F f) const {
+        for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer)
+            for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
+                for (const Side side : {Side::key, Side::value})
+                    f(layer, head, side, side_index(layer, head, side));
+    }
+    class Loader; // of a saved state
+    struct Loaded;
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
 
     // ---- pages ----
-    Page* new_page(const PageLayout* layout, uint32_t bytes, bool zero); // null: no memory
+    // Null: no memory, also after all prefixes that nobody uses were evicted (where `evict` allows that).
+    Page* new_page(const PageLayout* layout, uint32_t bytes, bool zero, bool evict = true);
     void drop(Page*& page);
     static void share(Page* page) {
         if (page) page->refs.fetch_add(1, std::memory_order_relaxed);
     }
     uint8_t* raw_row(int32_t index, SideState& side, int64_t row) const; // row of the sequence
+
+    struct Change { // of one page pointer, to be undone when a later allocation fails
+        Page** at;
+        Page* before;
+    };
+    bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
+    void undo(std::vector<Change>* changes);
+    void accept(std::vector<Change>* changes);
 
     // ---- sequences ----
     const Sequence* find(SeqId id) const {
@@ -159,24 +204,43 @@ struct Cache::Impl {
     static std::shared_ptr<Sequence> clone(const Sequence& from);
     void free_pages(Sequence& seq);
     void drop_sequence(std::shared_ptr<Sequence>& seq); // frees the pages when this was the last owner
-    Status truncate(std::shared_ptr<Sequence>& seq, int64_t rows);
+    // Rows that were packed when the sequence had `rows` rows, floor <= rows.
+    int64_t packed_at(const Sequence& seq, int32_t layer, Side side, int64_t rows) const;
+    void rebase(Sequence& seq) const; // from here on cuts are exact
+    Status cut(std::shared_ptr<Sequence>& seq, int64_t rows);
+    Status cut_exactly(std::shared_ptr<Sequence>& seq, int64_t rows);
+    bool unseal(Sequence& seq, int32_t layer, int32_t first_head, Side side, int64_t packed,
+                std::vector<Change>* changes);
+    void remember(SideState& state, int64_t row) const; // statistics before this row
+    void recall(SideState& state, int64_t row) const;
+
+    // Rebuilding a sequence: `from` stays as it is until the new one is whole.
+    struct Rebuild; // which rows go where
+    std::shared_ptr<Sequence> rebuild(const Sequence& from, const Rebuild& how);
+    bool rebuild_side(const Sequence& from, Sequence& to, int32_t layer, int32_t head, Side side, const Rebuild& how);
+    Status drop_rows(std::shared_ptr<Sequence>& seq, int64_t first, int64_t end);
+    Status reposition(std::shared_ptr<Sequence>& seq, int64_t first, std::span<const int32_t> positions);
+    Status can_turn() const;
+    int64_t compact_side(Sequence& seq, int32_t index);
+
+    // ---- prefixes ----
+    bool evict_prefix();       // the least recently used one that nobody uses; false: there is none
+    int64_t evictable() const; // bytes of the arena that evicting would free
+    Prefix* longest_prefix(std::span<const int32_t> tokens, int64_t* rows);
+
     void decode(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t packed, int64_t first,
                 int64_t count, float* out) const;
     // How rows of packed page `slot` become rows of the model. Valid while nothing is appended.
     Basis basis(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t slot) const;
 
     // ---- step ----
-    struct Change { // of one page pointer, to be undone when a later allocation fails
-        Page** at;
-        Page* before;
-    };
     using Moves = std::map<SeqId, std::shared_ptr<Sequence>>; // ids that point elsewhere once the step is accepted
     Status place(std::span<const StepRow> rows, Step* into, Moves* moves) const;
     Status begin_step(std::span<const StepRow> rows);
     Status check_room(const StepSequence& s) const;
     bool prepare_side(StepSequence& s, int32_t layer, int32_t head, Side side, std::vector<Change>* changes);
     const PageLayout* raw_page(int32_t index, int64_t rows);
-    bool own(Page** at, std::vector<Change>* changes); // copies a page that has other owners
+    int64_t bytes_needed(const StepSequence& s) const; // of the arena, at most
     void make_tiles();
     void end_step();
     void give_up(StepSequence& s, int32_t layer, Side side);
@@ -185,6 +249,8 @@ struct Cache::Impl {
     void freeze(StepSequence& s, int32_t layer, int32_t head, Side side);
     void plan_page(const StepSequence& s, int32_t layer, int32_t head, Side side, const float* rows, int64_t first,
                    int64_t count, SidePlan* plan) const;
+    float* block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side, int64_t packed) const;
+    void to_basis(const Transform& transform, float* rows, int32_t count, int32_t width) const;
     void seal(StepSequence& s, int32_t layer, int32_t first_head, Side side, int64_t packed, const SidePlan* shared);
     int64_t packed_seen(const StepSequence& s, int32_t layer, Side side, int64_t row, bool causal) const;
     int32_t spans(const RowTile& tile, int32_t layer) const;

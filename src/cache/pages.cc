@@ -15,15 +15,24 @@ const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
     for (int i = 0; i < layout.tier_count; ++i)
         hash = fnv1a(&layout.tiers[size_t(i)].live, sizeof(uint16_t), hash * 31 + layout.tiers[size_t(i)].bits);
     const std::lock_guard lock(layouts_mutex);
-    const auto [first, last] = layouts.equal_range(hash);
+    const auto [first, last] = layout_index.equal_range(hash);
     for (auto it = first; it != last; ++it)
-        if (*it->second == layout) return it->second.get();
-    return layouts.emplace(hash, std::make_unique<PageLayout>(layout))->second.get();
+        if (*it->second == layout) return it->second;
+    layouts.push_back(std::make_unique<PageLayout>(layout));
+    return layout_index.emplace(hash, layouts.back().get())->second;
 }
 
-Page* Cache::Impl::new_page(const PageLayout* layout, uint32_t bytes, bool zero) {
+void Cache::Impl::forget_layouts(size_t kept) {
+    const std::lock_guard lock(layouts_mutex);
+    for (; layouts.size() > kept; layouts.pop_back())
+        std::erase_if(layout_index, [&](const auto& entry) { return entry.second == layouts.back().get(); });
+}
+
+Page* Cache::Impl::new_page(const PageLayout* layout, uint32_t bytes, bool zero, bool evict) {
     const size_t block = Arena::rounded(sizeof(Page) + bytes);
     void* memory = arena.allocate(block);
+    while (!memory && evict && evict_prefix())
+        memory = arena.allocate(block);
     if (!memory) return nullptr;
     Page* page = new (memory) Page;
     page->block = uint32_t(block);
@@ -41,6 +50,31 @@ void Cache::Impl::drop(Page*& page) {
     page = nullptr;
 }
 
+bool Cache::Impl::own(Page** at, std::vector<Change>* changes) {
+    Page* page = *at;
+    if (page->refs.load(std::memory_order_acquire) == 1) return true;
+    Page* copy = new_page(page->layout, page->block - uint32_t(sizeof(Page)), false);
+    if (!copy) return false;
+    std::memcpy(copy->bytes(), page->bytes(), page->layout->bytes);
+    changes->push_back({at, page});
+    *at = copy;
+    return true;
+}
+
+void Cache::Impl::undo(std::vector<Change>* changes) {
+    for (auto it = changes->rbegin(); it != changes->rend(); ++it) {
+        drop(*it->at);
+        *it->at = it->before;
+    }
+    changes->clear();
+}
+
+void Cache::Impl::accept(std::vector<Change>* changes) {
+    for (Change& c : *changes)
+        drop(c.before);
+    changes->clear();
+}
+
 uint8_t* Cache::Impl::raw_row(int32_t index, SideState& side, int64_t row) const {
     const SidePlan& plan = plans[size_t(index)];
     const int64_t beyond = row - plan.window.front;
@@ -53,6 +87,7 @@ std::shared_ptr<Sequence> Cache::Impl::make_sequence() const {
     auto seq = std::make_shared<Sequence>();
     seq->sides.resize(size_t(side_count));
     seq->packed.assign(shape.layers.size() * 2, 0);
+    seq->base_packed = seq->packed;
     if (method->info().uses_query) {
         for (size_t layer = 0; layer < shape.layers.size(); ++layer)
             for (int32_t head = 0; head < shape.layers[layer].kv_heads; ++head)
@@ -92,100 +127,14 @@ void Cache::Impl::drop_sequence(std::shared_ptr<Sequence>& seq) {
     seq.reset();
 }
 
-Status Cache::Impl::truncate(std::shared_ptr<Sequence>& seq, int64_t rows) {
-    // Other names of the same sequence keep what they have.
-    std::shared_ptr<Sequence> fresh = seq.use_count() > 1 ? clone(*seq) : seq;
-    const bool cloned = fresh != seq;
-
-    // New raw pages first: when memory runs out nothing has happened yet.
-    struct Cut {
-        int32_t layer, head;
-        Side side;
-        int64_t slot, kept, packed;
-        Page* raw;
-    };
-    std::vector<Cut> cuts;
-    const auto undo = [&] {
-        for (Cut& cut : cuts)
-            drop(cut.raw);
-        if (cloned) drop_sequence(fresh);
-    };
-    for (size_t layer = 0; layer < shape.layers.size(); ++layer)
-        for (int32_t h = 0; h < shape.layers[layer].kv_heads; ++h)
-            for (const Side side : {Side::key, Side::value}) {
-                const int32_t index = side_index(int32_t(layer), h, side);
-                const int64_t beyond = std::max<int64_t>(0, rows - plans[size_t(index)].window.front);
-                const int64_t packed = fresh->packed[packed_index(int32_t(layer), side)];
-                const int64_t kept = beyond % kPageTokens;
-                if (beyond >= packed || kept == 0) continue;
-                const PageLayout* raw = raw_page(index, kept);
-                cuts.push_back(
-                    {int32_t(layer), h, side, beyond / kPageTokens, kept, packed, new_page(raw, raw->bytes, false)});
-                if (!cuts.back().raw) {
-                    undo();
-                    return {StatusCode::out_of_memory,
-                            "truncate: no memory for the raw rows of a page cut at row " + std::to_string(rows)};
-                }
-            }
-
-    Scratch& scratch = thread_scratch();
-    kernels::Counters counters; // decoded values were counted when they came
-    // All cuts are decoded before the first page goes: joined heads need each other's pages.
-    for (Cut& cut : cuts) {
-        const int32_t index = side_index(cut.layer, cut.head, cut.side);
-        const SidePlan& plan = plans[size_t(index)];
-        const int32_t dim = raw_layouts[size_t(index)]->dim;
-        float* x = scratch.floats(Scratch::rows, size_t(cut.kept) * size_t(dim));
-        decode(*fresh, cut.layer, cut.head, cut.side, cut.packed, plan.window.front + cut.slot * kPageTokens, cut.kept,
-               x);
-        for (int64_t i = 0; i < cut.kept; ++i)
-            table->store_raw(plan.raw, x + i * dim, dim,
-                             cut.raw->bytes() + size_t(i) * size_t(dim) * bytes_of(plan.raw), &counters);
-    }
-    for (Cut& cut : cuts) {
-        Slot& slot = fresh->sides[size_t(side_index(cut.layer, cut.head, cut.side))].slots[size_t(cut.slot)];
-        drop(slot.packed);
-        drop(slot.raw);
-        slot.raw = cut.raw;
-    }
-    for (size_t layer = 0; layer < shape.layers.size(); ++layer)
-        for (const Side side : {Side::key, Side::value}) {
-            if (!shape.layers[layer].has_kv()) continue;
-            const int64_t beyond = std::max<int64_t>(0, rows - window(int32_t(layer), side).front);
-            int64_t& packed = fresh->packed[packed_index(int32_t(layer), side)];
-            if (beyond < packed) packed = beyond / kPageTokens * kPageTokens;
-            for (int32_t h = 0; h < shape.layers[layer].kv_heads; ++h) {
-                SideState& s = fresh->sides[size_t(side_index(int32_t(layer), h, side))];
-                const size_t slots = size_t((beyond + kPageTokens - 1) / kPageTokens);
-                for (size_t i = slots; i < s.slots.size(); ++i) {
-                    drop(s.slots[i].raw);
-                    drop(s.slots[i].packed);
-                }
-                if (s.slots.size() > slots) s.slots.resize(slots);
-                if (rows == 0) drop(s.front);
-                if (beyond == 0) { // the first page went: what rests on it begins anew
-                    s.frozen.reset();
-                    s.decided = false;
-                    drop(s.pins);
-                    std::fill(s.abs_sum.begin(), s.abs_sum.end(), 0.0f);
-                    s.query_count = 0;
-                }
-            }
-        }
-    fresh->positions.resize(size_t(rows));
-    seq = std::move(fresh);
-    return {};
-}
-
 Basis Cache::Impl::basis(const Sequence& seq, int32_t layer, int32_t head, Side side, int64_t slot) const {
     const int32_t index = side_index(layer, head, side);
     const SideState& state = seq.sides[size_t(index)];
     const int64_t row = plans[size_t(index)].window.front + slot * kPageTokens;
     Basis b;
     b.plan = &plan_of(state, index);
-    const KeySpace space = side == Side::key ? b.plan->space : KeySpace::post_rope;
-    if (space == KeySpace::pre_rope) b.turn = turns[size_t(layer)].get();
-    if (space == KeySpace::centred && !b.plan->mean.empty()) b.mean = means[size_t(layer)].get();
+    if (side == Side::key) b.turn = turns[size_t(layer)].get();
+    if (!b.plan->mean.empty()) b.mean = means[size_t(layer)].get();
     b.positions = seq.positions.data() + row;
     b.base = *b.positions;
     b.head = head % b.plan->transform.joined;

@@ -93,17 +93,6 @@ Status Cache::Impl::check_room(const StepSequence& s) const {
     return {};
 }
 
-bool Cache::Impl::own(Page** at, std::vector<Change>* changes) {
-    Page* page = *at;
-    if (page->refs.load(std::memory_order_acquire) == 1) return true;
-    Page* copy = new_page(page->layout, page->block - uint32_t(sizeof(Page)), false);
-    if (!copy) return false;
-    std::memcpy(copy->bytes(), page->bytes(), page->layout->bytes);
-    changes->push_back({at, page});
-    *at = copy;
-    return true;
-}
-
 // Raw rows come in steps of kRawStep, so that a short tail does not pay for a whole page.
 const PageLayout* Cache::Impl::raw_page(int32_t index, int64_t rows) {
     const PageLayout& whole = *raw_layouts[size_t(index)];
@@ -129,6 +118,13 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
     if (s.old_rows < std::min<int64_t>(w.front, total)) {
         const PageLayout* front = front_layouts[size_t(index)];
         if (!take(&state.front, front, front->bytes, false)) return false;
+    }
+    if (options.rollback > 0 && !state.abs_sum.empty()) {
+        const size_t entries = size_t(std::min<int64_t>(options.rollback, total));
+        if (state.past_count.size() < entries) {
+            state.past_count.resize(entries);
+            state.past_sums.resize(entries * state.abs_sum.size());
+        }
     }
     const int64_t before = std::max<int64_t>(0, s.old_rows - w.front);
     const int64_t beyond = std::max<int64_t>(0, total - w.front);
@@ -174,11 +170,8 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
     Step fresh;
     Moves moves;
     std::vector<Change> changes;
-    const auto undo = [&] {
-        for (auto it = changes.rbegin(); it != changes.rend(); ++it) {
-            drop(*it->at);
-            *it->at = it->before;
-        }
+    const auto give_back = [&] {
+        undo(&changes);
         for (StepSequence& s : fresh.sequences)
             for (SideState& side : s.seq->sides) { // slots that were added hold nothing
                 while (!side.slots.empty() && !side.slots.back().raw && !side.slots.back().packed)
@@ -191,12 +184,12 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
             if (seen.insert(seq.get()).second) free_pages(*seq);
     };
     if (Status st = place(rows, &fresh, &moves); !st) {
-        undo();
+        give_back();
         return st;
     }
     for (StepSequence& s : fresh.sequences)
         if (Status st = check_room(s); !st) {
-            undo();
+            give_back();
             return st;
         }
     for (StepSequence& s : fresh.sequences)
@@ -205,7 +198,7 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
                 for (const Side side : {Side::key, Side::value})
                     if (!prepare_side(s, layer, head, side, &changes)) {
                         const bool limit = options.max_bytes > 0;
-                        undo();
+                        give_back();
                         if (limit) return no_room("begin_step: bytes in use", arena.live(), options.max_bytes);
                         return {StatusCode::out_of_memory, "begin_step: the system gave no memory beyond " +
                                                                std::to_string(arena.held()) +
@@ -213,8 +206,7 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
                     }
 
     // Accepted. A page that was copied for us loses one owner; names move to their sequences.
-    for (Change& c : changes)
-        drop(c.before);
+    accept(&changes);
     for (auto& [id, seq] : moves) {
         const auto it = sequences.find(id);
         if (it != sequences.end()) drop_sequence(it->second);
@@ -236,6 +228,7 @@ Status Cache::Impl::begin_step(std::span<const StepRow> rows) {
     step.sequences = std::move(fresh.sequences);
     step.source = std::move(fresh.source);
     step.written.assign(shape.layers.size(), 0);
+    step.queries = true;
     step.open = true;
     make_tiles();
     return {};
@@ -298,8 +291,10 @@ void Cache::Impl::give_up(StepSequence& s, int32_t layer, Side side) {
         const int32_t index = side_index(layer, head, side);
         SideState& state = s.seq->sides[size_t(index)];
         const size_t row_bytes = size_t(raw_layouts[size_t(index)]->dim) * bytes_of(plans[size_t(index)].raw);
-        for (int64_t row = s.old_rows; row < s.seq->rows(); ++row)
+        for (int64_t row = s.old_rows; row < s.seq->rows(); ++row) {
             std::memset(raw_row(index, state, row), 0, row_bytes);
+            if (row >= s.seq->rows() - options.rollback) remember(state, row);
+        }
         for (int64_t page = (before + kPageTokens - 1) / kPageTokens; page * kPageTokens < packed; ++page)
             drop(state.slots[size_t(page)].packed);
         if (state.frozen && !state.decided) {
@@ -313,31 +308,37 @@ void Cache::Impl::give_up(StepSequence& s, int32_t layer, Side side) {
 void Cache::Impl::end_step() {
     if (!step.open) return;
     step.open = false;
-    for (StepSequence& s : step.sequences)
+    const auto shrink = [&](Page*& page) { // what was reserved for the worst case and not needed
+        const uint32_t bytes = page->layout->bytes;
+        if (page->block == Arena::rounded(sizeof(Page) + bytes)) return;
+        Page* exact = new_page(page->layout, bytes, false, false);
+        if (!exact) return; // under a tight limit the reserve stays, and is counted
+        std::memcpy(exact->bytes(), page->bytes(), bytes);
+        drop(page);
+        page = exact;
+    };
+    for (StepSequence& s : step.sequences) {
+        const int64_t floor = std::max(s.seq->floor, s.seq->rows() - options.rollback);
         for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {
-            if (shape.layers[size_t(layer)].has_kv() && !step.written[size_t(layer)])
-                for (const Side side : {Side::key, Side::value})
-                    give_up(s, layer, side);
-            for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
-                for (const Side side : {Side::key, Side::value}) {
-                    const int64_t before = s.old_packed[packed_index(layer, side)];
-                    const int64_t now = s.seq->packed[packed_index(layer, side)];
-                    if (now == before) continue;
+            if (!shape.layers[size_t(layer)].has_kv()) continue;
+            for (const Side side : {Side::key, Side::value}) {
+                if (!step.written[size_t(layer)]) give_up(s, layer, side);
+                const int64_t before = s.old_packed[packed_index(layer, side)];
+                const int64_t now = s.seq->packed[packed_index(layer, side)];
+                const int64_t needless = packed_at(*s.seq, layer, side, floor) / kPageTokens; // pages, as raw rows
+                for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head) {
                     SideState& state = s.seq->sides[size_t(side_index(layer, head, side))];
-                    for (int64_t i = before / kPageTokens; i < now / kPageTokens; ++i)
+                    for (int64_t i = needless - 1; i >= 0 && state.slots[size_t(i)].raw; --i)
                         drop(state.slots[size_t(i)].raw);
-                    for (int64_t i = before / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {
-                        Page*& page = state.slots[size_t(i)].packed;
-                        const uint32_t bytes = page->layout->bytes;
-                        if (page->block == Arena::rounded(sizeof(Page) + bytes)) continue;
-                        Page* exact = new_page(page->layout, bytes, false);
-                        if (!exact) continue; // under a tight limit the reserve stays, and is counted
-                        std::memcpy(exact->bytes(), page->bytes(), bytes);
-                        drop(page);
-                        page = exact;
-                    }
+                    for (int64_t i = before / kPageTokens; now > before && i <= (now - 1) / kPageTokens; ++i)
+                        shrink(state.slots[size_t(i)].packed);
                 }
+            }
         }
+        s.seq->floor = floor;
+        // One plan for all that the first step seals: no shorter text has the same pages.
+        if (s.first && method->map_scope() == MapScope::first_step) rebase(*s.seq);
+    }
     arena.trim();
     step.sequences.clear();
     step.tiles.clear();

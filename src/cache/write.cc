@@ -40,8 +40,8 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
         table->load_raw(plans[size_t(index)].raw, raw_row(index, state, r), int32_t(end - r), dim, rows + r * dim, dim);
         r = end;
     }
-    if (side == Side::key && plans[size_t(index)].space == KeySpace::centred)
-        turns[size_t(layer)]->turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
+    if (side == Side::key && means[size_t(layer)])
+        means[size_t(layer)]->turns().turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
     PlanInput in;
     in.side = side;
     in.layer = layer;
@@ -78,6 +78,39 @@ void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const
         state.abs_sum[size_t(d)] += x[d];
 }
 
+// The raw rows of a block of all heads that are joined with the first one, keys turned back or centred as they are packed:
+// [flush][joined * D], in the thread's working memory.
+float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side,
+                               int64_t packed) const {
+    const int32_t first_index = side_index(layer, first_head, side);
+    const SidePlan& fixed = plans[size_t(first_index)];
+    const int32_t dim = raw_layouts[size_t(first_index)]->dim, flush = fixed.window.flush;
+    const int32_t joined = fixed.transform.joined, width = joined * dim;
+    const int32_t first = int32_t(packed % kPageTokens);
+    const size_t row_bytes = size_t(dim) * bytes_of(fixed.raw);
+    float* rows = thread_scratch().floats(Scratch::rows, size_t(flush) * size_t(width));
+    for (int32_t h = 0; h < joined; ++h) {
+        const Slot& slot = seq.sides[size_t(first_index + 2 * h)].slots[size_t(packed / kPageTokens)];
+        table->load_raw(fixed.raw, slot.raw->bytes() + size_t(first) * row_bytes, flush, dim, rows + h * dim, width);
+    }
+    const int32_t* positions = seq.positions.data() + fixed.window.front + (packed - first);
+    const std::vector<float>& mean = plan_of(seq.sides[size_t(first_index)], first_index).mean;
+    if (!mean.empty())
+        means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
+    if (side == Side::key && turns[size_t(layer)]) {
+        for (int32_t h = 0; h < joined; ++h)
+            turns[size_t(layer)]->turn(rows + h * dim, flush, width, positions + first, *positions, -1);
+    }
+    return rows;
+}
+
+void Cache::Impl::to_basis(const Transform& transform, float* rows, int32_t count, int32_t width) const {
+    if (transform.identity()) return;
+    float* work = thread_scratch().floats(Scratch::basis, size_t(width));
+    for (int32_t t = 0; t < count; ++t)
+        transform.forward(rows + int64_t(t) * width, width, work);
+}
+
 // Packs the block of `flush` rows that begins `packed` rows beyond the front, of all heads that are joined with the
 // first one.
 void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side side, int64_t packed,
@@ -89,22 +122,7 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
     const int32_t first = int32_t(packed % kPageTokens);
     const size_t row_bytes = size_t(dim) * bytes_of(fixed.raw);
     Scratch& scratch = thread_scratch();
-    float* rows = scratch.floats(Scratch::rows, size_t(flush) * size_t(width)); // [flush][joined * D]
-    for (int32_t h = 0; h < joined; ++h) {
-        const Slot& slot = s.seq->sides[size_t(first_index + 2 * h)].slots[size_t(packed / kPageTokens)];
-        table->load_raw(fixed.raw, slot.raw->bytes() + size_t(first) * row_bytes, flush, dim, rows + h * dim, width);
-    }
-    const SideState& leader = s.seq->sides[size_t(first_index)];
-    const Transform& transform = plan_of(leader, first_index).transform;
-    const int32_t* positions = s.seq->positions.data() + fixed.window.front + (packed - first);
-    if (side == Side::key && fixed.space == KeySpace::centred) {
-        const std::vector<float>& mean = plan_of(leader, first_index).mean;
-        if (!mean.empty())
-            means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
-    } else if (side == Side::key && turns[size_t(layer)]) {
-        for (int32_t h = 0; h < joined; ++h)
-            turns[size_t(layer)]->turn(rows + h * dim, flush, width, positions + first, *positions, -1);
-    }
+    float* rows = block_rows(*s.seq, layer, first_head, side, packed);
     // A tiered plan sees the rows as they came, or centred; its store takes no transform but the order of channels.
     const bool tiered = fixed.store.kind == StoreKind::tiered;
     const SidePlan* plan = shared;
@@ -112,11 +130,7 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
         plan_page(s, layer, first_head, side, rows, packed, flush, &scratch.plan);
         plan = &scratch.plan;
     }
-    if (!transform.identity()) {
-        float* work = scratch.floats(Scratch::basis, size_t(width));
-        for (int32_t t = 0; t < flush; ++t)
-            transform.forward(rows + int64_t(t) * width, width, work);
-    }
+    to_basis(plan_of(s.seq->sides[size_t(first_index)], first_index).transform, rows, flush, width);
     for (int32_t h = 0; h < joined; ++h) {
         const int32_t index = first_index + 2 * h;
         SideState& state = s.seq->sides[size_t(index)];
@@ -159,6 +173,7 @@ void Cache::Impl::write_side(StepSequence& s, int32_t layer, int32_t first_head,
     const int32_t joined = plan.transform.joined, group = l.heads / l.kv_heads, dim = l.dim(side);
     SideState* sides = &s.seq->sides[size_t(first_index)]; // of head first_head + h: sides[2 * h]
     const bool statistics = side == Side::key && !sides->abs_sum.empty();
+    const int64_t remembered = s.seq->rows() - options.rollback; // statistics before this row and later ones
     const bool one_map = method->map_scope() == MapScope::first_step && s.first && plan.store.kind == StoreKind::tiered;
     int64_t packed = s.old_packed[packed_index(layer, side)];
     kernels::Counters counters;
@@ -170,7 +185,8 @@ void Cache::Impl::write_side(StepSequence& s, int32_t layer, int32_t first_head,
             SideState& state = sides[2 * h];
             const int32_t head = first_head + h;
             table->store_raw(plan.raw, x.at(token, head), dim, raw_row(first_index + 2 * h, state, row), &counters);
-            if (statistics) {
+            if (statistics && row >= remembered) remember(state, row);
+            if (statistics && step.queries) {
                 for (int32_t g = 0; g < group; ++g)
                     add_query(state, layer, plan.raw, q.at(token, int64_t(head) * group + g));
                 state.query_count += group;

@@ -131,4 +131,21 @@ void Arena::trim() {
 #endif
 }
 
+void Arena::give_back() {
+    for (auto slab = slabs_.begin(); slab != slabs_.end();) {
+        const auto hole = free_by_address_.find(slab->first);
+        if (hole == free_by_address_.end() || hole->second != slab->second) {
+            ++slab;
+            continue;
+        }
+        erase_free(slab->first, slab->second);
+        return_slab(reinterpret_cast<void*>(slab->first), slab->second);
+        held_ -= int64_t(slab->second);
+        slab = slabs_.erase(slab);
+    }
+    freed_ = INT64_MAX / 2;
+    trim();
+    freed_ = 0;
+}
+
 } // namespace kvmosaic

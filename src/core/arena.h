@@ -29,6 +29,8 @@ public:
     // Gives the memory of large holes back to the system; the addresses stay ours. Worth a call after a step that freed
     // much (raw rows of a prompt); does nothing when little was freed since the last call.
     void trim();
+    // Slabs that hold nothing go back, and all holes are trimmed.
+    void give_back();
 
     int64_t live() const { return live_; } // handed out, rounded
     int64_t held() const { return held_; } // address space taken from the system

@@ -161,10 +161,16 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
             StatusCode::invalid_argument,
             fmt::format("context of {} tokens: this model was trained for 1 to {}", options.context, trained));
     }
-    params.n_ctx = uint32_t(options.context > 0 ? options.context : trained);
-    params.n_ubatch = uint32_t(std::min<int64_t>(options.ubatch, params.n_ctx));
+    const int32_t most = int32_t(llama_max_parallel_sequences());
+    if (options.sequences < 1 || options.sequences > most) {
+        return Status(StatusCode::invalid_argument,
+                      fmt::format("{} sequences, 1 to {} are possible", options.sequences, most));
+    }
+    const int32_t size = options.context > 0 ? options.context : trained;
+    params.n_ctx = uint32_t(size) * uint32_t(options.sequences);
+    params.n_ubatch = uint32_t(std::max(std::min(options.ubatch, size), options.sequences));
     params.n_batch = params.n_ubatch;
-    params.n_seq_max = 1;
+    params.n_seq_max = uint32_t(options.sequences);
     params.n_threads = params.n_threads_batch = thread_count(options.threads);
     params.no_perf = true;
     last_log_error();
@@ -172,25 +178,64 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
     Context out;
     // libllama rounds a context up to a multiple of 256; the cache refuses what was not asked for.
     CacheOptions cache = options.cache;
-    cache.max_rows = int64_t(params.n_ctx);
+    cache.max_rows = size;
     Result<llama_context*> made = make_context(model.get(), params, {options.spec, cache, options.probe});
     if (!made) return made.status();
     out.context_.reset(*made);
     out.cache_ = cache_of(out.get());
     out.ubatch_ = int32_t(params.n_ubatch);
-    out.size_ = int32_t(params.n_ctx);
+    out.size_ = size;
     if (!out.cache_) {
         return Status(StatusCode::unsupported, fmt::format("the model does not take the cache '{}'", options.spec));
     }
     return out;
 }
 
-int32_t Context::length() const { return int32_t(llama_memory_seq_pos_max(llama_get_memory(get()), 0)) + 1; }
+int32_t Context::length() const { return length_of(0); }
+int32_t Context::length_of(int32_t sequence) const {
+    return int32_t(llama_memory_seq_pos_max(llama_get_memory(get()), sequence)) + 1;
+}
+
+Status Context::fork(int32_t from, int32_t to) { return cache_of(get())->fork(from, to); }
+Status Context::truncate(int32_t rows) { return cache_of(get())->truncate(0, rows); }
 
 void Context::clear() {
     llama_memory_clear(llama_get_memory(get()), true);
     seconds_ = 0;
 }
+
+namespace {
+
+struct Batch {
+    explicit Batch(size_t n) : b(llama_batch_init(int32_t(n), 0, 1)) {}
+    ~Batch() { llama_batch_free(b); }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+    void add(int32_t token, int32_t position, int32_t sequence, bool logits) {
+        b.token[b.n_tokens] = token;
+        b.pos[b.n_tokens] = position;
+        b.n_seq_id[b.n_tokens] = 1;
+        b.seq_id[b.n_tokens][0] = sequence;
+        b.logits[b.n_tokens++] = int8_t(logits);
+    }
+    llama_batch b;
+};
+
+Status run_batch(llama_context* context, const Batch& batch, double* seconds) {
+    last_log_error();
+    const auto start = std::chrono::steady_clock::now();
+    const int32_t code = llama_decode(context, batch.b), n = batch.b.n_tokens;
+    llama_synchronize(context);
+    *seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (code == 0) return {};
+    if (code == 1) {
+        return {StatusCode::out_of_capacity, fmt::format("the cache has no room for {} more tokens{}", n, because())};
+    }
+    return {StatusCode::invalid_argument,
+            fmt::format("the model could not process {} tokens (code {}){}", n, code, because())};
+}
+
+} // namespace
 
 Status Context::decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits) {
     const int32_t n = int32_t(tokens.size()), at = length();
@@ -202,27 +247,18 @@ Status Context::decode(std::span<const int32_t> tokens, std::span<const uint8_t>
         return {StatusCode::out_of_capacity,
                 fmt::format("the context of {} tokens is full: {} are in it and {} more do not fit", size(), at, n)};
     }
-    llama_batch batch = llama_batch_init(n, 0, 1);
-    batch.n_tokens = n;
-    for (int32_t i = 0; i < n; ++i) {
-        batch.token[i] = tokens[size_t(i)];
-        batch.pos[i] = at + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = int8_t(logits.empty() ? i == n - 1 : logits[size_t(i)] != 0);
-    }
-    last_log_error();
-    const auto start = std::chrono::steady_clock::now();
-    const int32_t code = llama_decode(get(), batch);
-    llama_synchronize(get());
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    llama_batch_free(batch);
-    if (code == 0) return {};
-    if (code == 1) {
-        return {StatusCode::out_of_capacity, fmt::format("the cache has no room for {} more tokens{}", n, because())};
-    }
-    return {StatusCode::invalid_argument,
-            fmt::format("the model could not process {} tokens (code {}){}", n, code, because())};
+    Batch batch(tokens.size());
+    for (int32_t i = 0; i < n; ++i)
+        batch.add(tokens[size_t(i)], at + i, 0, logits.empty() ? i == n - 1 : logits[size_t(i)] != 0);
+    return run_batch(get(), batch, &seconds_);
+}
+
+Status Context::decode_each(std::span<const int32_t> sequences, std::span<const int32_t> tokens) {
+    if (tokens.empty()) return {};
+    Batch batch(tokens.size());
+    for (size_t i = 0; i < tokens.size(); ++i)
+        batch.add(tokens[i], length_of(sequences[i]), sequences[i], true);
+    return run_batch(get(), batch, &seconds_);
 }
 
 Status Context::prefill(std::span<const int32_t> tokens, const Progress& progress) {

@@ -63,7 +63,8 @@ struct ContextOptions {
     std::string spec = "f16";
     int32_t context = 0; // tokens; 0: as trained
     int32_t ubatch = 512;
-    int32_t threads = 0; // 0: all of this machine
+    int32_t threads = 0;   // 0: all of this machine
+    int32_t sequences = 1; // that may be alive at once, each of `context` tokens
     CacheOptions cache;
     Probe probe; // sees q, k, v of every layer and step (llama/probe.h)
 };
@@ -81,6 +82,11 @@ public:
     // Appends tokens to sequence 0; `logits` tells for which of them logits are wanted (empty: for the last one).
     // At most `ubatch` tokens a call. Refuses, with nothing changed, what does not fit.
     Status decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits = {});
+    // One more token for each of these sequences; logits in their order.
+    Status decode_each(std::span<const int32_t> sequences, std::span<const int32_t> tokens);
+    Status fork(int32_t from, int32_t to); // `to` becomes equal to `from`
+    Status truncate(int32_t rows);         // of sequence 0
+    int32_t length_of(int32_t sequence) const;
     // Any number of tokens, logits of the last one.
     Status prefill(std::span<const int32_t> tokens, const Progress& progress = {});
     const float* logits(int32_t i) const;       // of the i-th token of the last decode, [vocabulary]; -1: the last

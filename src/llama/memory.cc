@@ -207,17 +207,12 @@ void Memory::clear(bool /*data*/) { cache_->clear(); }
 
 bool Memory::seq_rm(llama_seq_id id, llama_pos p0, llama_pos p1) {
     cache_->end_step();
-    const std::vector<llama_seq_id> ids = which(id);
-    for (const llama_seq_id s : ids) {
-        const Range r = range(s, p0, p1);
-        if (!r.empty() && !r.tail()) return false; // callers evaluate again what they wanted to keep
-    }
-    for (const llama_seq_id s : ids) {
+    for (const llama_seq_id s : which(id)) {
         const Range r = range(s, p0, p1);
         if (r.empty()) continue;
         if (r.whole()) {
             cache_->remove(s);
-        } else if (const Status status = cache_->truncate(s, r.first); !status) {
+        } else if (const Status status = cache_->remove_rows(s, r.first, r.last); !status) {
             LLAMA_LOG_ERROR("kvmosaic: sequence %d: %s\n", s, status.message().c_str());
             return false;
         }
@@ -231,15 +226,19 @@ void Memory::seq_cp(llama_seq_id from, llama_seq_id to, llama_pos p0, llama_pos 
     const Range r = range(from, p0, p1);
     if (r.empty()) return;
     const Range kept = range(to, p0, p1);
-    if (r.first != 0 || !(kept.rows == 0 || kept.whole())) {
-        LLAMA_LOG_ERROR("kvmosaic: cannot copy positions [%d, %d) of sequence %d to sequence %d: only a copy from a "
-                        "sequence's start that leaves nothing else in its target is possible\n",
+    if (!(kept.rows == 0 || kept.whole())) {
+        LLAMA_LOG_ERROR("kvmosaic: cannot copy positions [%d, %d) of sequence %d to sequence %d: it holds others, and "
+                        "only a copy that leaves nothing else in its target is possible\n",
                         p0, p1, from, to);
         return;
     }
     Status status = cache_->fork(from, to);
     if (status && r.last < r.rows) status = cache_->truncate(to, r.last);
-    if (!status) LLAMA_LOG_ERROR("kvmosaic: copy of sequence %d to %d: %s\n", from, to, status.message().c_str());
+    if (status && r.first > 0) status = cache_->remove_rows(to, 0, r.first);
+    if (!status) {
+        cache_->remove(to);
+        LLAMA_LOG_ERROR("kvmosaic: copy of sequence %d to %d: %s\n", from, to, status.message().c_str());
+    }
 }
 
 void Memory::seq_keep(llama_seq_id id) {
@@ -249,18 +248,43 @@ void Memory::seq_keep(llama_seq_id id) {
     }
 }
 
+bool Memory::get_can_shift() const {
+    if (!cache_->can_shift()) return false;
+    for (size_t il = 0; il < ropes_.size(); ++il) {
+        const LayerShape& layer = cache_->shape().layers[il];
+        if (layer.has_kv() && !same_turn(ropes_[il], layer.rope)) return false;
+    }
+    return true;
+}
+
+// There is no way to return an error: what cannot be done is logged, and the positions tell callers that it was not.
+void Memory::move_rows(llama_seq_id id, llama_pos p0, llama_pos p1, const std::function<int64_t(int64_t)>& moved) {
+    cache_->end_step();
+    if (!get_can_shift()) {
+        LLAMA_LOG_ERROR("kvmosaic: positions [%d, %d) of sequence %d were not moved: the rotation of a layer's keys is "
+                        "not known, or not what the model's parameters say\n",
+                        p0, p1, id);
+        return;
+    }
+    for (const llama_seq_id s : which(id)) {
+        const Range r = range(s, p0, p1);
+        if (r.empty()) continue;
+        const std::span<const int32_t> now = cache_->positions(s);
+        std::vector<int32_t> positions;
+        for (int64_t row = r.first; row < r.last; ++row)
+            positions.push_back(int32_t(std::clamp<int64_t>(moved(now[size_t(row)]), -1, INT32_MAX)));
+        if (const Status status = cache_->reposition(s, r.first, positions); !status)
+            LLAMA_LOG_ERROR("kvmosaic: positions [%d, %d) of sequence %d were not moved: %s\n", p0, p1, s,
+                            status.message().c_str());
+    }
+}
+
 void Memory::seq_add(llama_seq_id id, llama_pos p0, llama_pos p1, llama_pos shift) {
-    if (shift == 0) return;
-    LLAMA_LOG_ERROR("kvmosaic: positions [%d, %d) of sequence %d were not shifted by %d: this cache does not move "
-                    "keys to other positions (llama_memory_can_shift says so)\n",
-                    p0, p1, id, shift);
+    if (shift != 0) move_rows(id, p0, p1, [shift](int64_t p) { return p + shift; });
 }
 
 void Memory::seq_div(llama_seq_id id, llama_pos p0, llama_pos p1, int d) {
-    if (d == 1) return;
-    LLAMA_LOG_ERROR("kvmosaic: positions [%d, %d) of sequence %d were not divided by %d: this cache does not move "
-                    "keys to other positions\n",
-                    p0, p1, id, d);
+    if (d > 1) move_rows(id, p0, p1, [d](int64_t p) { return p / d; });
 }
 
 llama_pos Memory::seq_pos_min(llama_seq_id id) const {

@@ -61,7 +61,7 @@ public:
     llama_memory_context_ptr init_batch(llama_batch_allocr& balloc, uint32_t n_ubatch, bool embd_all) override;
     llama_memory_context_ptr init_full() override;
     llama_memory_context_ptr init_update(llama_context* context, bool optimize) override;
-    bool get_can_shift() const override { return false; }
+    bool get_can_shift() const override; // whether every layer's rotation is known as its graph states it
     void clear(bool data) override;
     bool seq_rm(llama_seq_id id, llama_pos p0, llama_pos p1) override;
     void seq_cp(llama_seq_id from, llama_seq_id to, llama_pos p0, llama_pos p1) override;
@@ -85,6 +85,8 @@ private:
         bool tail() const { return last == rows; }
     };
     Range range(llama_seq_id id, llama_pos p0, llama_pos p1) const;
+    // Rows [p0, p1) of the sequences go to positions that `moved` tells.
+    void move_rows(llama_seq_id id, llama_pos p0, llama_pos p1, const std::function<int64_t(int64_t)>& moved);
     std::vector<llama_seq_id> which(llama_seq_id id) const; // one, or all when negative
     Status check_batch(const std::vector<llama_ubatch>& parts, int64_t tokens) const;
     static std::vector<StepRow> step_rows(const llama_ubatch& ubatch);

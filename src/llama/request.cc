@@ -12,6 +12,20 @@ std::string variable(const char* name) {
     return value ? value : "";
 }
 
+// A whole number in 0..most; 0 when the variable is unset or empty.
+Status number(const char* name, int64_t most, int64_t* value) {
+    const std::string text = variable(name);
+    *value = 0;
+    if (text.empty()) return {};
+    char* end = nullptr;
+    const long long n = std::strtoll(text.c_str(), &end, 10);
+    if (*end || n < 0 || n > most)
+        return {StatusCode::invalid_argument,
+                std::string(name) + " is '" + text + "', allowed are 0.." + std::to_string(most)};
+    *value = n;
+    return {};
+}
+
 } // namespace
 
 Request* current_request() { return current; }
@@ -35,6 +49,11 @@ std::optional<Result<MemoryOptions>> environment_options() {
             Status(StatusCode::invalid_argument, "KVMOSAIC_STEP is '" + step + "', allowed are decode and chunk"));
     }
     options.cache.isa = variable("KVMOSAIC_ISA");
+    int64_t rollback = 0, mib = 0;
+    if (Status st = number("KVMOSAIC_ROLLBACK", 65536, &rollback); !st) return Result<MemoryOptions>(st);
+    if (Status st = number("KVMOSAIC_BUDGET", int64_t(1) << 24, &mib); !st) return Result<MemoryOptions>(st);
+    options.cache.rollback = int32_t(rollback);
+    options.cache.max_bytes = mib << 20;
     options.statistics = flag("KVMOSAIC_STATS");
     options.check_rope = flag("KVMOSAIC_CHECK_ROPE");
     return Result<MemoryOptions>(options);

@@ -6,6 +6,7 @@ dequantized to F32; our `compare --step chunk` against that tool; a chat request
 import glob
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import time
 import unittest
 import urllib.request
 
+import serve_load
 from support import CACHE, PROGRAM, SAMPLE, TINY, Case, call, main, sample
 
 TOOLS = os.path.dirname(PROGRAM)
@@ -159,5 +161,101 @@ class Serve(Case):
         self.assertEqual(code, 0, "SIGINT stops the server cleanly")
 
 
+class ServeLoad(Case):
+    """Conversations side by side, each with words of its own (serve_load.py); a full cache; memory; contexts shifted."""
+
+    def start(self, spec, slots, slot_tokens, *more):
+        if not os.path.exists(tool("llama-server")):
+            self.skipTest("llama-server is not built (make server)")
+        self.log = open(self.path("server-%d.log" % id(more)), "w+")
+        self.addCleanup(self.log.close)
+        return serve_load.Server(PROGRAM, "tiny", spec, slots, slot_tokens, self.log, more)
+
+    def said(self):
+        self.log.flush()
+        self.log.seek(0)
+        return self.log.read()
+
+    def stop(self, server):
+        if server.process.poll() is None:
+            self.assertEqual(server.stop(), 0, "SIGINT stops the server cleanly")
+
+    def test_no_word_leaves_its_conversation(self):
+        slots, tokens = 4, 512
+        server = self.start("kivi:bits=4", slots, tokens)
+        try:
+            words = serve_load.pairs(64, 3)
+            serve_load.run(server, 0, slots, slots, tokens, 3, words)
+            server.erase_slots(slots)
+            before = server.resident_mib()
+            result = serve_load.run(server, slots, 8, slots, tokens, 3, words)
+            self.assertEqual(result["leaks"], [])
+            self.assertEqual(result["refused"], [])
+            self.assertGreaterEqual(result["found"], 0.85 * result["requests"], result)
+            status, reply, after = serve_load.too_long(server, tokens)
+            self.assertEqual(status, 400, reply)
+            self.assertRegex(reply, "exceed")
+            self.assertEqual(after, 200)
+            server.erase_slots(slots)
+            self.assertLess(server.resident_mib(), before + 24)
+        finally:
+            self.stop(server)
+
+    def test_a_full_budget_refuses_and_recovers(self):
+        server = self.start("f16", 2, 1024, "--budget", "12")  # some 540 rows of this model in all
+        try:
+            rng = random.Random(5)
+            long = {"prompt": serve_load.filler(rng, 800), "n_predict": 2, "cache_prompt": True}
+            status, reply = server.post("/completion", long)
+            self.assertNotEqual(status, 200, reply)
+            self.assertIn("error", reply)
+            short = dict(long, prompt=serve_load.filler(rng, 250))
+            for _ in range(3):
+                status, reply = server.post("/completion", short)
+                self.assertEqual(status, 200, reply)
+        finally:
+            self.stop(server)
+
+    def test_choices_fork_and_slots_are_saved(self):
+        server = self.start("kivi:bits=4", 3, 512)
+        try:
+            chat = {"messages": [{"role": "user", "content": serve_load.filler(random.Random(7), 200) + "Go on."}],
+                    "temperature": 0, "max_tokens": 8, "n": 3}
+            status, reply = server.post("/v1/chat/completions", chat)
+            self.assertEqual(status, 200, reply)
+            self.assertEqual(len({choice["message"]["content"] for choice in reply["choices"]}), 1)
+            self.assertEqual(sorted(choice["index"] for choice in reply["choices"]), [0, 1, 2])
+            self.assertLess(reply["usage"]["prompt_tokens"], 400)
+
+            body = {"prompt": serve_load.filler(random.Random(8), 250), "n_predict": 8, "temperature": 0, "id_slot": 1,
+                    "cache_prompt": True}
+            _, first = server.post("/completion", body)
+            status, saved = server.post("/slots/1?action=save", {"filename": "slot"})
+            self.assertEqual(status, 200, saved)
+            server.erase_slots(3)
+            status, back = server.post("/slots/1?action=restore", {"filename": "slot"})
+            self.assertEqual(status, 200, back)
+            self.assertEqual(back["n_restored"], saved["n_saved"])
+            _, again = server.post("/completion", body)
+            self.assertGreater(again["timings"]["cache_n"], 200)
+            self.assertLessEqual(again["timings"]["prompt_n"], 8)
+            self.assertEqual(again["content"][:12], first["content"][:12])
+        finally:
+            self.stop(server)
+
+    def test_contexts_shift_while_quantized(self):
+        server = self.start("kivi:bits=4", 1, 256, "--context-shift", "--keep", "16", "--rollback", "32")
+        try:
+            body = {"prompt": serve_load.filler(random.Random(6), 150), "n_predict": 300, "ignore_eos": True,
+                    "temperature": 0.8, "seed": 1}
+            status, reply = server.post("/completion", body)
+            self.assertEqual(status, 200, reply)
+            self.assertEqual(reply["tokens_predicted"], 300)  # more than fit without a shift
+            self.assertTrue(reply["truncated"], reply)
+            self.assertNotRegex(self.said(), "were not moved")
+        finally:
+            self.stop(server)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(Parity, ChunkSteps, Bench, Serve))
+    raise SystemExit(main(Parity, ChunkSteps, Bench, Serve, ServeLoad))

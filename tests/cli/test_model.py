@@ -9,7 +9,7 @@ from support import Case, SAMPLE, TINY, main, sample
 SUMMARY = re.compile(
     r"^\[(?P<spec>\S+)\] (?P<tokens>\d+) tokens at (?P<speed>[\d.]+) tok/s \(prompt (?P<prompt>\d+) at [\d.]+\) \| "
     r"cache (?P<mib>[\d.]+) MiB, (?P<bits>[\d.]+) true bits per value, (?P<times>[\d.]+)x smaller than 16 bit "
-    r"\((?P<packed>\d+) of (?P<rows>\d+) tokens packed\) \| (?P<path>\w+) path \((?P<isa>\w+)\)$", re.M)
+    r"\((?P<packed>\d+) of (?P<rows>\d+) tokens packed\) \| (?P<path>\w+) path \((?P<isa>\w+)\)(?P<sharing>.*)$", re.M)
 
 
 class Run(Case):
@@ -74,6 +74,25 @@ class Run(Case):
         first, again, other = (self.run_tiny(*words, seed)[0].out for seed in (7, 7, 8))
         self.assertEqual(first, again)
         self.assertNotEqual(first, other)
+
+    def test_samples_begin_from_one_prompt(self):
+        words = ["-p", sample(700), "--raw", "-n", 16, "--temp", 0, "--cache", "kivi:bits=4"]
+        alone = self.run_tiny(*words, "--json", "-")[0].json()
+        result, line = self.run_tiny(*words, "--samples", 3, "--json", "-", "--against-separate")
+        got = result.json()
+        self.assertEqual(len(got["samples"]), 3)
+        self.assertEqual(len(set(got["samples"])), 1)  # greedy: one text
+        self.assertEqual(got["samples"][0][:20], alone["text"][:20])
+        self.assertEqual(got["tokens"], 48)
+        self.assertEqual(got["cache_tokens"], alone["cache_tokens"])
+        self.assertLess(got["cache_bytes"], 2.9 * alone["cache_bytes"])  # of so short a text most rows are raw, and copied
+        self.assertEqual(line["sharing"], " | 3 samples share %d tokens" % alone["prompt_tokens"])
+        self.assertRegex(result.err, r"3 samples together: 48 tokens .* one after the other: 48 tokens .*x")
+        warm = self.run_tiny("-p", "Tell me about", "--raw", "-n", 12, "--temp", 1.5, "--samples", 3, "--json", "-")
+        self.assertEqual(len(set(warm[0].json()["samples"])), 3)
+        self.refused(2, "samples", "run", "-m", "tiny", "--chat", "--samples", 2)
+        self.refused(2, "-n", "run", "-m", "tiny", "-p", "x", "--samples", 2, "-n", -1)
+        self.refused(2, "--samples", "run", "-m", "tiny", "-p", "x", "--against-separate")
 
     def test_template_is_the_models_own(self):
         words = ["run", "-m", "tiny", "-p", "Hello", "-n", 1, "--json", "-"]

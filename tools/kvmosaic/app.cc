@@ -88,7 +88,8 @@ void add_weights(CLI::App* app, std::string* weights) {
         ->check(CLI::IsMember({"f16", "f32", "as-is"}));
 }
 
-Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common) {
+Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common, int sequences,
+                  int rollback) {
     Opened out;
     out.path = find_model(wish);
     eval::set_verbose(common.verbose);
@@ -97,6 +98,8 @@ Opened open_model(const std::string& wish, const std::string& spec, int ctx, con
     options.spec = spec;
     options.context = ctx;
     options.threads = common.threads;
+    options.sequences = sequences;
+    options.cache.rollback = rollback;
     out.context = take(eval::Context::make(out.model, options));
     return out;
 }

@@ -76,7 +76,8 @@ struct Opened {
     eval::Model model;
     eval::Context context;
 };
-Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common);
+Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common, int sequences = 1,
+                  int rollback = 0);
 
 // Text from -p or -f ("-": standard input), exactly one of them.
 std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file);

@@ -5,6 +5,7 @@
 #include "kvmosaic/app.h"
 #include "kvmosaic/layout.h"
 #include "kvmosaic/method.h"
+#include "kvmosaic/saved.h"
 #include "llama/adapter.h"
 
 namespace kvmosaic::tool {
@@ -14,7 +15,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Options {
-    std::string model, prompt, file, spec = "mixkvq", side, ladder;
+    std::string model, prompt, file, spec = "mixkvq", side, ladder, saved;
     int layer = -1, head = -1, head_dim = 0, ctx = 0;
     bool json = false;
     Common common;
@@ -268,7 +269,8 @@ void with_model(const Options& o, bool has_prompt) {
 void add_inspect(CLI::App& app) {
     auto o = std::make_shared<Options>();
     CLI::App* verb =
-        app.add_subcommand("inspect", "the plan of every layer and head, and pages drawn with byte offsets");
+        app.add_subcommand("inspect", "the plan of every layer and head, pages drawn with byte offsets, saved files");
+    CLI::Option* saved = verb->add_option("FILE", o->saved, "a sequence file (run --save): all that it says of itself");
     CLI::Option* model = verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name");
     CLI::Option* prompt = verb->add_option("-p,--prompt", o->prompt, "text to run through the model first");
     verb->add_option("-f,--file", o->file, "the text from a file (-: standard input)");
@@ -286,11 +288,16 @@ void add_inspect(CLI::App& app) {
     verb->footer("Examples\n"
                  "  kvmosaic inspect -m tiny -f text.txt --cache mixkvq --layer 0\n"
                  "  kvmosaic inspect -m tiny -f text.txt --cache kivi:bits=2 --layer 3 --head 1 --side k\n"
-                 "  kvmosaic inspect --cache mixkvq --head-dim 128 --ladder 16:12,4:44,2:72");
-    verb->callback([o, model, prompt, dim] {
+                 "  kvmosaic inspect --cache mixkvq --head-dim 128 --ladder 16:12,4:44,2:72\n"
+                 "  kvmosaic inspect chat.kv");
+    verb->callback([o, model, prompt, dim, saved] {
+        if (saved->count() > 0) {
+            if (model->count() + dim->count() > 0) bad_usage("FILE excludes -m and --head-dim");
+            return inspect_saved(o->saved, o->json);
+        }
         if (model->count() > 0 && dim->count() > 0) bad_usage("-m and --head-dim exclude each other");
         if (model->count() > 0) return with_model(*o, prompt->count() > 0);
-        if (dim->count() == 0) bad_usage("inspect: name a model with -m, or a head size with --head-dim");
+        if (dim->count() == 0) bad_usage("inspect: name a saved file, a model with -m, or a head size with --head-dim");
         without_model(*o);
     });
 }

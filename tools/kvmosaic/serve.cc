@@ -17,7 +17,7 @@ namespace {
 
 struct Options {
     std::string model, spec = "mixkvq";
-    int ctx = 0, port = 8080;
+    int ctx = 0, port = 8080, rollback = 0, budget = 0;
     std::string host = "127.0.0.1";
 };
 
@@ -36,6 +36,8 @@ void serve(const Options& o, const std::vector<std::string>& rest) {
         arguments.push_back(word.data());
     arguments.push_back(nullptr);
     ::setenv("KVMOSAIC_CACHE", o.spec.c_str(), 1);
+    if (o.rollback > 0) ::setenv("KVMOSAIC_ROLLBACK", std::to_string(o.rollback).c_str(), 1);
+    if (o.budget > 0) ::setenv("KVMOSAIC_BUDGET", std::to_string(o.budget).c_str(), 1);
     notice(fmt::format("serving {} on a cache '{}' at http://{}:{}", model, o.spec, o.host, o.port));
     std::fflush(nullptr);
     ::execv(server.c_str(), arguments.data());
@@ -50,6 +52,12 @@ void add_serve(CLI::App& app) {
     verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
     verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods)")->capture_default_str();
     verb->add_option("--ctx", o->ctx, "context in tokens over all slots (0: as trained)")
+        ->check(CLI::Range(0, 1 << 24));
+    verb->add_option("--rollback", o->rollback,
+                     "dropping up to this many newest tokens of a conversation leaves the cache exactly as it was "
+                     "before them (their 16-bit rows are kept, and counted)")
+        ->check(CLI::Range(0, 65536));
+    verb->add_option("--budget", o->budget, "most MiB of the cache, over all slots; a full one refuses (0: no limit)")
         ->check(CLI::Range(0, 1 << 24));
     verb->add_option("--host", o->host, "address to listen on")->capture_default_str();
     verb->add_option("--port", o->port, "port to listen on")->check(CLI::Range(0, 65535))->capture_default_str();
