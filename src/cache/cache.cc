@@ -210,7 +210,8 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
                 im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
-        const KeySpace space = l.has_kv() ? im->plans[size_t(im->side_index(layer, 0, Side::key))].space : KeySpace::post_rope;
+        const KeySpace space =
+            l.has_kv() ? im->plans[size_t(im->side_index(layer, 0, Side::key))].space : KeySpace::post_rope;
         im->turns.push_back(space == KeySpace::pre_rope ? table_of(l.rope, im->turns) : nullptr);
         im->means.push_back(space == KeySpace::centred ? table_of(l.rope, im->means) : nullptr);
         for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {

@@ -152,7 +152,7 @@ struct Cache::Impl {
     mutable std::mutex layouts_mutex;
     std::vector<std::unique_ptr<PageLayout>> layouts;
     std::unordered_multimap<uint64_t, const PageLayout*> layout_index; // by what differs between pages of one store
-    void forget_layouts(size_t kept); // all but the first `kept`
+    void forget_layouts(size_t kept);                                  // all but the first `kept`
 
     // ---- indices ----
     int32_t side_index(int32_t layer, int32_t head, Side side) const {

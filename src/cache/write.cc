@@ -78,8 +78,8 @@ void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const
         state.abs_sum[size_t(d)] += x[d];
 }
 
-// The raw rows of a block of all heads that are joined with the first one, keys turned back or centred as they are packed:
-// [flush][joined * D], in the thread's working memory.
+// The raw rows of a block of all heads that are joined with the first one, keys turned back or centred as they are
+// packed: [flush][joined * D], in the thread's working memory.
 float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side,
                                int64_t packed) const {
     const int32_t first_index = side_index(layer, first_head, side);
