@@ -1,14 +1,19 @@
-# What `cmake --install --component core` puts where: headers, static library and the package files that make
-# find_package(kvmosaic) work; nothing there needs more than a C++20 compiler. The program installs itself
+# What `cmake --install --component core` puts where: headers, the static libraries (kvmosaic::kvmosaic, and
+# kvmosaic::file for saved sequences), the shared one for C (kvmosaic::c) and the package files that make
+# find_package(kvmosaic) work; nothing there needs more than a C++20 compiler, and zstd where kvmosaic::file was built
+# with it. The program installs itself
 # (tools/CMakeLists.txt).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(kvmosaic_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvmosaic)
 
-install(TARGETS kvmosaic EXPORT kvmosaicTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core
+install(TARGETS kvmosaic kvmosaic_file kvmosaic_c EXPORT kvmosaicTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT core NAMELINK_COMPONENT core
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/kvmosaic DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core
         FILES_MATCHING PATTERN "*.h")
+install(FILES ${PROJECT_SOURCE_DIR}/include/kvmosaic.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT core)
 install(EXPORT kvmosaicTargets NAMESPACE kvmosaic:: DESTINATION ${kvmosaic_package_dir} COMPONENT core)
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/kvmosaicConfig.cmake.in

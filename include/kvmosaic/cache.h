@@ -88,6 +88,12 @@ struct PageView {
     int32_t rows = 0;               // filled so far
 };
 
+// A state as Cache::save gave it, and the name that its sequence shall have.
+struct SavedSequence {
+    SeqId seq = 0;
+    std::span<const uint8_t> bytes;
+};
+
 // A kept prefix, for looking in.
 struct PrefixInfo {
     int64_t rows = 0;
@@ -182,11 +188,14 @@ public:
     void decode(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t first, int64_t count, float* out) const;
 
     // ---- state (between steps) ----
-    // One sequence as bytes: header (magic, version, spec, shape), positions, statistics, pages. Two calls without a
-    // step between give equal bytes.
+    // One sequence as bytes: model, spec, plans, positions, statistics, pages (docs/format.md). Two calls without a
+    // step between give equal bytes. No checksums: kvmosaic/file.h has those. Empty for an unknown sequence.
     std::vector<uint8_t> save(SeqId seq) const;
-    // Replaces `seq`. Refuses bytes of another spec, shape or version, or that contradict themselves, naming the field.
+    // Replaces `seq`. Refuses bytes of another model, spec, page size or version, or that contradict themselves, naming
+    // the field; then nothing has changed.
     Status load(SeqId seq, std::span<const uint8_t> bytes);
+    // All of them or none. Pages that are equal between them are held once.
+    Status load(std::span<const SavedSequence> saved);
 
 private:
     struct Impl;

@@ -21,6 +21,8 @@ struct Footprint {
 
     int64_t non_finite = 0; // NaN and infinities met in K or V so far (docs/numerics.md says what became of them)
     int64_t saturated = 0;  // finite values outside the raw type's range
+    int64_t ladders = 0;    // pages sealed so far whose widths were decided for them
+    int64_t raised = 0;     // of these, pages that got more bits than asked for, by the method's guard
 
     int64_t cache_bytes() const { return packed[0] + packed[1] + raw[0] + raw[1] + tables + statistics + reserved; }
     // Bits per value; tables, statistics and reserve are shared evenly over all values.

@@ -34,11 +34,15 @@ struct Window {
 };
 
 // In which space keys are packed. Raw rows always stay as they came, after RoPE.
-enum class KeySpace : uint8_t { post_rope, pre_rope };
+enum class KeySpace : uint8_t {
+    post_rope, // as they are attended
+    pre_rope,  // turned back by their positions
+    centred,   // post-RoPE, minus a mean that turns with the position: k_t - R_t mean
+};
 
 // A method's decision for one layer, KV head and side. `store`, `raw`, `window` and `space` are fixed when a cache is
-// made. `transform`, `ladder` and `pinned` may also be decided once a sequence by `freeze`; `ladder` and `channels` at
-// every seal by methods with a tiered store.
+// made. `transform`, `ladder`, `mean` and `pinned` may also be decided once a sequence by `freeze`; `ladder` and
+// `channels` at every seal by methods with a tiered store.
 struct SidePlan {
     StoreSpec store;            // of packed pages
     RawType raw = RawType::f16; // of front and recent rows; plans and codes are made from these
@@ -47,14 +51,16 @@ struct SidePlan {
     std::vector<uint16_t> channels; // tiered with page_map: [D] channel at each ladder position, a permutation
     Transform transform;            // basis in which channels are packed
     KeySpace space = KeySpace::post_rope;
+    bool raised = false;          // tiered: this page got more bits than asked for (a method's guard)
+    std::vector<float> mean;      // [D] values of f16, keys of space `centred`: what `freeze` decides, empty before
     int32_t pins = 0;             // most rows of the first page that `freeze` may keep raw
     std::vector<uint16_t> pinned; // those rows, ascending, counted from the first row beyond the front
 };
 
 // Query statistics of one KV head, over the rows of its own sequence up to the row that triggers the seal.
 struct QueryStats {
-    const float* abs_sum = nullptr; // [D] sum of |q| (or of pair norms) over rows and the head's query heads, fp32,
-                                    // token then head order
+    const float* abs_sum = nullptr; // [D] sum of |q| (or what MethodInfo::query_sum says) over rows and the head's
+                                    // query heads, fp32, token then head order
     int64_t count = 0;              // how many q vectors went in
 };
 
@@ -62,12 +68,19 @@ struct PlanInput {
     Side side = Side::key;
     int32_t layer = 0, kv_head = 0;
     int64_t block = 0;           // index of the flushed block, from 0
-    const float* rows = nullptr; // [count][D] the block's raw rows, as stored
+    const float* rows = nullptr; // [count][D] the block's raw rows, as stored; centred keys: minus their mean
     int64_t count = 0;
     int32_t dim = 0;
     QueryStats query;           // key side
     int32_t front = 0;          // freeze: how many of the rows are front rows
     const Rope* rope = nullptr; // of the layer
+};
+
+// What is summed up for each channel of the queries.
+enum class QuerySum : uint8_t {
+    magnitude, // |q|
+    pair_norm, // the norm of its rotary pair; |q| where it has none
+    square,    // q^2
 };
 
 struct MethodInfo {
@@ -76,7 +89,7 @@ struct MethodInfo {
     std::string paper;   // title, year, identifier; "-" for formats without one
     std::vector<OptionInfo> options;
     bool uses_query = false; // statistics of q are kept for it
-    bool pair_norms = false; // the statistic of a channel is the norm of its rotary pair (|q| where it has none)
+    QuerySum query_sum = QuerySum::magnitude;
     bool calibrated = false; // needs a calibration file (option calib)
 };
 
@@ -92,7 +105,8 @@ public:
     // Whether a sequence decides part of the plan once: when its first front + 128 rows are there, before its first
     // flush (whose window says first = 128), whatever the prompt's length.
     virtual bool freezes(Side side) const { return (void)side, false; }
-    // That decision: transform, ladder or pinned. in.rows: all front + 128 rows. Vectors have room already.
+    // That decision: transform, ladder, mean or pinned. in.rows: all front + 128 rows; where keys are `centred`, turned
+    // back by their positions. Vectors have room already.
     virtual void freeze(const PlanInput& in, SidePlan* plan) const { (void)in, (void)plan; }
     // Decides ladder and channels of the block (tiered stores only). Never fails; later tokens never enter.
     virtual void plan(const PlanInput& in, SidePlan* plan) const { (void)in, (void)plan; }

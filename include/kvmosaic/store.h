@@ -45,6 +45,10 @@ enum class GridRule : uint8_t {
     codebook_norm,  // s = |x| / |levels of x|, no offsets: a vector of the codebook with the norm of x (TurboQuant)
     codebook_range, // s, z map the group's range to [-1, 1] (KVQuant values)
     codebook_fixed, // s = 1, z = 0, neither stored: the transform has scaled each channel (KVQuant keys)
+    searched,       // half range h and middle c of the best of seven shrunken ranges by the sum of |error|^4; h is an
+                    // 8-bit logarithm under the page's largest, c an 8-bit number of h / 16 (mosaic keys)
+    fitted,         // levels at odd halves of s, s by least squares, an 8-bit logarithm under the page's largest; each
+                    // channel minus its mean over the page, 8 bits (mosaic values)
 };
 
 // One step of a ladder: `channels` live channels (depth) stored with `bits` each.
@@ -54,7 +58,8 @@ struct Tier {
     bool operator==(const Tier&) const = default;
 };
 
-// Tiers of a page, widest first, at most one of each width.
+// Tiers of a page, widest first, at most one of each width. Under `searched` in the order 8, 4, 6, 2, 3, 1, 0, in which
+// the planes that tiers share are runs.
 struct Ladder {
     std::array<Tier, kMaxTiers> tiers{};
     uint8_t count = 0;
@@ -76,6 +81,9 @@ struct StoreSpec {
     float clip = 1.0f;    // range of a group is multiplied by this before it is divided into steps; 0 < clip <= 1
     bool page_map = true; // tiered: each page holds its channel map; false: the ladder order is that of the transform
     uint8_t outliers = 0; // codebook: values of each token kept apart in f16, largest |level| first
+    uint16_t vectors = 0; // searched: most 32-byte vectors of a lane block that a ladder may need; 0: no limit
+    uint16_t wide = 0;    // fitted: the first channels, a multiple of 8, have one bit more
+    uint8_t shrinks = 7;  // searched: ranges that are tried, 1 to 7; 1: the whole range
     const float* book = nullptr; // codebook: [2^bits] levels, ascending; owned by the method
     // Groups of channels of unequal size: [edge_groups + 1] first channel of each group, then D; owned by the method.
     const uint16_t* edges = nullptr;
@@ -85,6 +93,8 @@ struct StoreSpec {
 
 bool has_offsets(GridRule rule); // whether offsets are stored; no: z follows from s and the width
 bool has_scales(GridRule rule);
+// Rules whose codes lie in shared planes, with parameters of 8 bits under one f16 number of the page.
+constexpr bool in_planes(GridRule rule) { return rule == GridRule::searched || rule == GridRule::fitted; }
 
 bool is_width(int bits);   // 1, 2, 3, 4, 6, 8
 int32_t granule(int bits); // depth that a tier of this width is padded to: 32, 16, 32, 8, 16, 8
@@ -100,6 +110,23 @@ struct TierLayout {
     uint32_t bytes = 0;       // of its codes in a lane block: padded * bits, or 8 * padded / 5 for three levels
     bool operator==(const TierLayout&) const = default;
 };
+
+// Stores in planes: one bit plane of all the tiers that have it. Tiers of 8, 4, 6, 2, 3 and 1 bits have the planes
+// {low4, high4}, {low4}, {low4, two}, {two}, {two, one}, {one}; 5 bits, on the value side, {low4, one}. So only a
+// plane's end is padded, never a tier's.
+enum class PlaneRole : uint8_t { low4, high4, two, one };
+inline constexpr int kMaxPlanes = 4;
+struct PlaneLayout {
+    PlaneRole role = PlaneRole::low4;
+    uint16_t first = 0, live = 0, padded = 0;  // depth: its first position in ladder order, with data, with padding
+    uint16_t block_first = 0, block_count = 0; // lane blocks that have it
+    uint32_t offset = 0;                       // of its first lane block, bytes from the start of the page
+    uint32_t stride = 0;                       // bytes of a lane block: padded * width
+    bool operator==(const PlaneLayout&) const = default;
+};
+constexpr int width_of(PlaneRole role) { return role == PlaneRole::two ? 2 : role == PlaneRole::one ? 1 : 4; }
+// Bit of a code of `bits` bits at which the plane's lowest bit lies, or -1: such codes have no such plane.
+int plane_shift(PlaneRole role, int bits);
 
 struct PageLayout {
     StoreKind kind = StoreKind::raw;
@@ -130,7 +157,14 @@ struct PageLayout {
     uint16_t outliers = 0;                  // a token
     uint32_t outlier_offset = 0;            // [tokens][outliers] {u16 channel, f16 value}
     uint32_t map_offset = 0, map_bytes = 0; // [D] channel at each ladder position; u8, or u16 from D 257 on
-    uint32_t bytes = 0;                     // the whole page, a multiple of kPageAlign
+    // Stores in planes. Scales: [columns] u8 logarithms. Offsets: [D] i8, of the middle (searched) or the mean
+    // (fitted).
+    uint8_t plane_count = 0;
+    std::array<PlaneLayout, kMaxPlanes> planes{};
+    uint8_t shrinks = 0;      // searched: ranges that an encoder tries
+    uint16_t wide = 0;        // fitted: the first channels have a bit more than tiers[0].bits
+    uint32_t unit_offset = 0; // f16: what the logarithms are under; fitted: then f16, the unit of the mean
+    uint32_t bytes = 0;       // the whole page, a multiple of kPageAlign
 
     bool operator==(const PageLayout&) const = default;
     bool has_scales() const { return kind != StoreKind::raw && kvmosaic::has_scales(rule); }
@@ -157,7 +191,7 @@ uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const s
 
 // ok, or the field and its allowed range.
 Status validate(const StoreSpec& spec, Side side, int32_t dim);
-Status validate(const Ladder& ladder, int32_t dim);
+Status validate(const Ladder& ladder, int32_t dim, const StoreSpec& spec = {});
 
 // Where the code of (lane, depth position in the tier) lies: byte and shift of each plane. For the reference
 // kernels, `inspect` and the format documentation; fast kernels walk vectors instead.

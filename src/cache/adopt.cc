@@ -38,7 +38,7 @@ Status Cache::adopt(SeqId to, const Cache& from, SeqId seq) {
     auto fresh = im.make_sequence();
     // Queries are gone; their sums stand for them where both methods keep the same kind.
     const bool statistics = im.method->info().uses_query && other.method->info().uses_query &&
-                            im.method->info().pair_norms == other.method->info().pair_norms;
+                            im.method->info().query_sum == other.method->info().query_sum;
     for (size_t i = 0; statistics && i < fresh->sides.size(); ++i) {
         fresh->sides[i].abs_sum = source->sides[i].abs_sum;
         fresh->sides[i].query_count = source->sides[i].query_count;

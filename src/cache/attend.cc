@@ -94,8 +94,18 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         lowest = std::min(lowest, r.lo), highest = std::max(highest, r.hi);
     }
 
-    const TileQuery query{
-        q, tile.count, group, dk, dv, call.args->scale, call.args->soft_cap, options.accuracy == Accuracy::fast};
+    // A basis without a shift is undone once a span: what pages add in it is kept apart.
+    const Transform& basis_v = plan_of(vs, v_index).transform;
+    const bool apart = fused[size_t(v_index)] && !basis_v.identity() && basis_v.shift.empty();
+    const TileQuery query{.q = q,
+                          .rows = tile.count,
+                          .group = group,
+                          .dk = dk,
+                          .dv = dv,
+                          .scale = call.args->scale,
+                          .soft_cap = call.args->soft_cap,
+                          .fast = options.accuracy == Accuracy::fast,
+                          .apart = apart};
     // Queries in the basis of the packed keys, for kernels that read codes.
     const float *folded = q, *shift = nullptr;
     const Transform& basis_k = plan_of(ks, k_index).transform;
@@ -106,6 +116,14 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
             constant[n] = basis_k.fold(q + int64_t(n) * dk, dk, to + int64_t(n) * dk, constant + nq);
         folded = to;
         if (!basis_k.shift.empty()) shift = constant;
+    }
+    const std::vector<float>& mean_k = plan_of(ks, k_index).mean;
+    const float* mean = nullptr;
+    if (fused[size_t(k_index)] && !mean_k.empty()) {
+        const MeanTable& table_k = *means[size_t(call.layer)];
+        float* to = scratch.floats(Scratch::folded, size_t(nq) * size_t(table_k.folded_width()));
+        table_k.fold(mean_k.data(), q, nq, dk, to);
+        mean = to;
     }
     TileRange range[kMaxTileRows];
     scratch.states.resize(size_t(nq));
@@ -131,7 +149,7 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         if (!at.packed) return from;
         from.packed = basis(seq, call.layer, head, which, slot);
         from.fused = fused[size_t(which == Side::key ? k_index : v_index)];
-        if (which == Side::key) from.q = folded, from.shift = shift;
+        if (which == Side::key) from.q = folded, from.shift = shift, from.mean = mean;
         if (slot + 1 < int64_t(side.slots.size()))
             if (const Page* next = side.slots[size_t(slot) + 1].packed) from.next = next->bytes(); // not looked into
         return from;
@@ -144,6 +162,10 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         clear_state(partial, nq, dv);
         std::fill(states, states + nq, RowState{kEmpty, 0.0f});
         float* o = partial + 2 * int64_t(nq);
+        if (apart) {
+            o = scratch.floats(Scratch::mixed, size_t(nq) * 2 * size_t(dv) + size_t(dv));
+            std::fill_n(o, size_t(nq) * 2 * size_t(dv), 0.0f);
+        }
         for (int64_t base = 0; span == 0 && base < front && base < seq.rows(); base += kPageTokens)
             page(rows_at(*ks.front, base, dk, k_type), rows_at(*vs.front, base, dv, v_type), base,
                  std::min<int64_t>(kPageTokens, front - base), false, o);
@@ -155,6 +177,12 @@ void Cache::Impl::attend_spans(const AttendCall& call, const RowTile& tile, int3
         }
         for (int32_t n = 0; n < nq; ++n)
             partial[n] = states[n].m, partial[nq + n] = states[n].l;
+        for (int32_t n = 0; apart && n < nq; ++n) {
+            float *raw = o + int64_t(n) * 2 * dv, *packed = raw + dv, *to = partial + 2 * int64_t(nq) + int64_t(n) * dv;
+            basis_v.unfold(packed, dv, 0.0f, o + int64_t(nq) * 2 * dv);
+            for (int32_t d = 0; d < dv; ++d)
+                to[d] = raw[d] + packed[d];
+        }
         if (!single) merge_states(total, partial, nq, dv);
     }
 }

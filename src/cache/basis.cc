@@ -10,9 +10,9 @@ namespace kvmosaic {
 
 const Page& Basis::page(int32_t joined_head) const { return *group[2 * joined_head].slots[size_t(slot)].packed; }
 
-TurnTable::TurnTable(const Rope& r) : rope(r), pairs(r.rotary / 2) {
+TurnTable::TurnTable(const Rope& r) : embedding(r), pairs(r.known ? r.rotary / 2 : 0) {
     for (int32_t i = 0; i < pairs; ++i)
-        angles.push_back(rope.angle(i));
+        angles.push_back(embedding.angle(i));
     cosine.resize(size_t(kPageTokens) * size_t(pairs));
     sine.resize(cosine.size());
     for (int32_t p = 0; p < kPageTokens; ++p)
@@ -38,7 +38,7 @@ void TurnTable::turn(float* rows, int32_t n, int64_t stride, const int32_t* posi
             const double sd = near ? sine[size_t(delta * pairs + i)] : std::sin(double(delta) * angles[size_t(i)]);
             const float c = float(c0[i] * cd - s0[i] * sd);
             const float s = float(sign) * float(s0[i] * cd + c0[i] * sd);
-            const auto [a, b] = rope.pair(i);
+            const auto [a, b] = embedding.pair(i);
             const float xa = x[a], xb = x[b];
             const float ac = xa * c, bs = xb * s, as = xa * s, bc = xb * c;
             x[a] = ac - bs;
@@ -84,6 +84,8 @@ void restore_rows(const kernels::Table& table, const Basis& basis, int32_t first
         restore_page(table, basis, 0, first, n, out, stride);
     else
         undo_transform(table, basis, first, n, dim, out, stride, scratch);
+    if (basis.mean)
+        basis.mean->add(basis.plan->mean.data(), 1.0f, out, n, stride, dim, basis.positions + first, basis.base);
     if (basis.turn) basis.turn->turn(out, n, stride, basis.positions + first, basis.base, 1);
     if (!basis.pins) return;
     const std::vector<uint16_t>& pinned = basis.plan->pinned;

@@ -13,12 +13,14 @@ namespace kvmosaic {
 struct Scratch;
 struct Page;
 struct SideState;
+class MeanTable;
 
 // Cosines and sines of the first kPageTokens positions of one rotary embedding. A position is turned by the product of
 // the rotations of its page's first position and of the difference, so that no table grows with the context.
 struct TurnTable {
     explicit TurnTable(const Rope& r);
-    Rope rope;
+    const Rope& rope() const { return embedding; }
+    Rope embedding;
     int32_t pairs = 0;
     std::vector<double> angles;       // [pairs] a position
     std::vector<double> cosine, sine; // [kPageTokens][pairs]
@@ -29,6 +31,7 @@ struct TurnTable {
 struct Basis {
     const SidePlan* plan = nullptr;
     const TurnTable* turn = nullptr;    // null: keys are packed as they are attended
+    const MeanTable* mean = nullptr;    // null: keys are not centred
     const int32_t* positions = nullptr; // of the page's rows
     int32_t base = 0;                   // position of the page's first row
     int32_t head = 0;                   // among the joined ones

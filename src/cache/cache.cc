@@ -68,9 +68,8 @@ Status check(const SidePlan& plan, int32_t layer, Side side, int32_t dim) {
                               std::to_string(kPageTokens));
     if (w.flush == 0) return {};
     if (Status st = validate(plan.store, side, dim); !st) return bad_window(layer, side, st.message());
-    if (plan.store.kind == StoreKind::tiered && w.flush != kPageTokens)
-        return bad_window(layer, side,
-                          "a tiered store packs whole pages: flush must be " + std::to_string(kPageTokens));
+    if ((plan.store.kind == StoreKind::tiered || in_planes(plan.store.rule)) && w.flush != kPageTokens)
+        return bad_window(layer, side, "this store packs whole pages: flush must be " + std::to_string(kPageTokens));
     if (plan.store.axis == Axis::tokens && w.flush % plan.store.group != 0)
         return bad_window(layer, side,
                           "flush=" + std::to_string(w.flush) +
@@ -91,6 +90,9 @@ Status check_extras(const Method& method, const SidePlan& plan, const LayerShape
         return bad_window(layer, side, "pins=" + std::to_string(plan.pins) + " is outside 0..128");
     if (plan.transform.joined > 1 && plan.store.kind == StoreKind::tiered)
         return bad_window(layer, side, "joined heads and a tiered store do not go together");
+    if (plan.space == KeySpace::centred &&
+        (side == Side::value || !plan.transform.identity() || plan.store.kind != StoreKind::tiered))
+        return bad_window(layer, side, "centred rows are those of keys in a tiered store without a transform");
     if (plan.space == KeySpace::pre_rope && side == Side::key && !l.rope.known)
         return {StatusCode::unsupported, "layer " + std::to_string(layer) +
                                              ": its rotary embedding is not known, and this method packs keys from "
@@ -98,12 +100,12 @@ Status check_extras(const Method& method, const SidePlan& plan, const LayerShape
     return {};
 }
 
-// The rotation's tables, shared by the layers that turn alike.
-std::shared_ptr<const TurnTable> turn_table(const Rope& rope,
-                                            const std::vector<std::shared_ptr<const TurnTable>>& made) {
+// A rotation's table, shared by the layers that turn alike.
+template <class Table>
+std::shared_ptr<const Table> table_of(const Rope& rope, const std::vector<std::shared_ptr<const Table>>& made) {
     for (const auto& t : made)
-        if (t && t->rope == rope) return t;
-    return std::make_shared<const TurnTable>(rope);
+        if (t && t->rope() == rope) return t;
+    return std::make_shared<const Table>(rope);
 }
 
 // Over what a method took from a calibration file, so that a saved state is not read with another.
@@ -208,9 +210,10 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
                 im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
-        const bool turns =
-            l.has_kv() && im->plans[size_t(im->side_index(layer, 0, Side::key))].space == KeySpace::pre_rope;
-        im->turns.push_back(turns ? turn_table(l.rope, im->turns) : nullptr);
+        const KeySpace space =
+            l.has_kv() ? im->plans[size_t(im->side_index(layer, 0, Side::key))].space : KeySpace::post_rope;
+        im->turns.push_back(space == KeySpace::pre_rope ? table_of(l.rope, im->turns) : nullptr);
+        im->means.push_back(space == KeySpace::centred ? table_of(l.rope, im->means) : nullptr);
         for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {
             const Window& w = im->plans[size_t(i)].window;
             const Side side = (i - im->side_first[size_t(layer)]) % 2 ? Side::value : Side::key;
@@ -344,6 +347,7 @@ Footprint Cache::footprint() const {
                         const SidePlan& p = *state.frozen;
                         f.tables += int64_t(sizeof(SidePlan)) +
                                     int64_t((p.transform.scale.size() + p.transform.shift.size()) * sizeof(float)) +
+                                    int64_t(p.mean.size() * sizeof(float)) +
                                     int64_t((p.transform.order.size() + p.pinned.size() + p.channels.size()) * 2);
                     }
                     for (size_t i = 0; i < state.slots.size(); ++i) {
@@ -365,6 +369,8 @@ Footprint Cache::footprint() const {
     f.arena = im.arena.held();
     f.non_finite = im.non_finite.load();
     f.saturated = im.saturated.load();
+    f.ladders = im.sealed_ladders.load();
+    f.raised = im.raised.load();
     return f;
 }
 

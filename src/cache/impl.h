@@ -5,9 +5,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "cache/basis.h"
+#include "cache/mean.h"
 #include "core/arena.h"
 #include "core/hash.h"
 #include "kernels/kernels.h"
@@ -136,11 +138,12 @@ struct Cache::Impl {
     std::vector<const PageLayout*> pin_layouts;                              // [side_count] null without pinned rows
     std::vector<uint32_t> worst;                         // [side_count] bytes of the largest page, tiered stores
     std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE, else null
+    std::vector<std::shared_ptr<const MeanTable>> means; // [L] for centred keys, else null
     std::map<SeqId, std::shared_ptr<Sequence>> sequences;
     std::multimap<uint64_t, Prefix> prefixes; // by the hash of their tokens
     uint64_t clock = 0;
     Step step;
-    std::atomic<int64_t> non_finite{0}, saturated{0};
+    std::atomic<int64_t> non_finite{0}, saturated{0}, sealed_ladders{0}, raised{0};
     std::atomic<int64_t> scratch_bytes{0}; // largest working memory of a thread so far
     void scratch_report();
 
@@ -148,6 +151,8 @@ struct Cache::Impl {
     const PageLayout* intern(const PageLayout& layout);
     mutable std::mutex layouts_mutex;
     std::vector<std::unique_ptr<PageLayout>> layouts;
+    std::unordered_multimap<uint64_t, const PageLayout*> layout_index; // by what differs between pages of one store
+    void forget_layouts(size_t kept);                                  // all but the first `kept`
 
     // ---- indices ----
     int32_t side_index(int32_t layer, int32_t head, Side side) const {
@@ -161,6 +166,16 @@ struct Cache::Impl {
     int32_t joined(int32_t layer, Side side) const {
         return plans[size_t(side_index(layer, 0, side))].transform.joined;
     }
+    // Calls f(layer, head, side, index) for every side, in the order in which sequences hold and save them.
+    template <typename F>
+    void each_side(F f) const {
+        for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer)
+            for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
+                for (const Side side : {Side::key, Side::value})
+                    f(layer, head, side, side_index(layer, head, side));
+    }
+    class Loader; // of a saved state
+    struct Loaded;
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
 
     // ---- pages ----

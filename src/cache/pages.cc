@@ -9,12 +9,23 @@
 namespace kvmosaic {
 
 const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
+    // Over what differs between pages of one store; the rest is compared.
+    uint64_t hash = fnv1a(&layout.side, sizeof(layout.side), kFnvStart);
+    hash = fnv1a(&layout.dim, sizeof(layout.dim), hash);
+    for (int i = 0; i < layout.tier_count; ++i)
+        hash = fnv1a(&layout.tiers[size_t(i)].live, sizeof(uint16_t), hash * 31 + layout.tiers[size_t(i)].bits);
     const std::lock_guard lock(layouts_mutex);
-    // Newest first: neighbouring pages of a head tend to have the ladder of the page before.
-    for (auto it = layouts.rbegin(); it != layouts.rend(); ++it)
-        if (**it == layout) return it->get();
+    const auto [first, last] = layout_index.equal_range(hash);
+    for (auto it = first; it != last; ++it)
+        if (*it->second == layout) return it->second;
     layouts.push_back(std::make_unique<PageLayout>(layout));
-    return layouts.back().get();
+    return layout_index.emplace(hash, layouts.back().get())->second;
+}
+
+void Cache::Impl::forget_layouts(size_t kept) {
+    const std::lock_guard lock(layouts_mutex);
+    for (; layouts.size() > kept; layouts.pop_back())
+        std::erase_if(layout_index, [&](const auto& entry) { return entry.second == layouts.back().get(); });
 }
 
 Page* Cache::Impl::new_page(const PageLayout* layout, uint32_t bytes, bool zero, bool evict) {
@@ -123,6 +134,7 @@ Basis Cache::Impl::basis(const Sequence& seq, int32_t layer, int32_t head, Side 
     Basis b;
     b.plan = &plan_of(state, index);
     if (side == Side::key) b.turn = turns[size_t(layer)].get();
+    if (!b.plan->mean.empty()) b.mean = means[size_t(layer)].get();
     b.positions = seq.positions.data() + row;
     b.base = *b.positions;
     b.head = head % b.plan->transform.joined;

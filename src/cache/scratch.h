@@ -13,12 +13,18 @@
 namespace kvmosaic {
 
 struct Scratch {
-    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, basis, joined, folded, mixed, buffers };
+    enum Buffer { rows, query, tile, scores, raw_scores, partial, total, basis, joined, folded, mixed, mean, buffers };
 
     float* floats(Buffer which, size_t n) {
         auto& b = memory[which];
         if (b.size() < n) b.resize(n);
         return b.data();
+    }
+    // Ranges [0, n) for `rows` rows: lower ends, then upper ends.
+    int32_t* bounds(int32_t rows, int32_t n) {
+        whole.assign(size_t(rows), 0);
+        whole.resize(size_t(rows) * 2, n);
+        return whole.data();
     }
     // What kernels::Table::weigh works in, aligned to 64.
     uint8_t* codes_work() {
@@ -39,7 +45,7 @@ struct Scratch {
 
     std::array<std::vector<float>, buffers> memory;
     std::vector<uint8_t> codes;
-    std::vector<int32_t> ranges;
+    std::vector<int32_t> ranges, whole;
     std::vector<Seen> seen;
     std::vector<kernels::RowState> states;
     SidePlan plan;

@@ -150,6 +150,7 @@ bool Cache::Impl::prepare_side(StepSequence& s, int32_t layer, int32_t head, Sid
         state.frozen->transform.shift.reserve(width);
         state.frozen->transform.order.reserve(width);
         state.frozen->pinned.reserve(kPageTokens);
+        state.frozen->mean.reserve(width);
     }
     const int64_t packed = s.old_packed[packed_index(layer, side)];
     const int64_t packed_new = w.packed_after(packed, beyond);

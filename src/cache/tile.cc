@@ -39,6 +39,8 @@ void score_codes(const kernels::Table& table, const TileQuery& query, const Tile
                                  .out = s,
                                  .out_stride = kPageTokens};
     table.weigh(*page.layout, page.bytes(), rows, scratch.codes_work());
+    if (key.mean)
+        key.packed.mean->add_scores(table, key.mean, nq, key.packed.positions, e.lo, e.hi, query.scale, s, scratch);
     for (int32_t n = 0; key.shift && n < nq; ++n)
         for (int32_t t = e.lo; t < e.hi; ++t)
             s[n * kPageTokens + t] += query.scale * key.shift[n];
@@ -50,7 +52,8 @@ void mix_codes(const kernels::Table& table, const TileQuery& query, const TileSo
     const Page& page = value.packed.page(0);
     const Transform& transform = value.packed.plan->transform;
     const int32_t nq = query.rows * query.group, dv = query.dv;
-    const bool plain = transform.identity();
+    const bool plain = transform.identity() || query.apart;
+    if (query.apart) o += dv;
     float* out = plain ? o : scratch.floats(Scratch::mixed, size_t(nq + 1) * size_t(dv));
     const kernels::CodeRows rows{.w = p,
                                  .stride = kPageTokens,
@@ -64,7 +67,7 @@ void mix_codes(const kernels::Table& table, const TileQuery& query, const TileSo
                                  .fast = query.fast,
                                  .next = value.next,
                                  .out = out,
-                                 .out_stride = dv};
+                                 .out_stride = plain ? query.stride() : dv};
     table.weigh(*page.layout, page.bytes(), rows, scratch.codes_work());
     for (int32_t n = 0; !plain && n < nq; ++n) {
         float* row = out + int64_t(n) * dv;
@@ -121,7 +124,7 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
         if (query.soft_cap > 0.0f)
             for (int32_t t = r.lo; t < r.hi; ++t)
                 row[t] = query.soft_cap * std::tanh(row[t] / query.soft_cap);
-        table.softmax(row + r.lo, r.hi - r.lo, &state[n], o + int64_t(n) * dv, dv);
+        table.softmax(row + r.lo, r.hi - r.lo, &state[n], o + int64_t(n) * query.stride(), query.stride());
     }
 
     // Values, packed before raw: the order of tokens.
@@ -137,7 +140,7 @@ void attend_page(const kernels::Table& table, const TileQuery& query, const Tile
     };
     const auto mix = [&](Extent e, bool codes) {
         bounds(e.lo, codes);
-        table.mix(s + e.lo, kPageTokens, lo, hi, nq, tile, dv, dv, o, dv);
+        table.mix(s + e.lo, kPageTokens, lo, hi, nq, tile, dv, dv, o, query.stride());
     };
     if (!v_codes.empty() && value.fused) {
         bounds(0, true);

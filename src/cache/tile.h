@@ -25,6 +25,7 @@ struct TileSource {
     bool fused = false;
     const float* q = nullptr;      // key side: [rows * group][dk] queries in the basis of the codes
     const float* shift = nullptr;  // [rows * group] what a score has besides (Transform::fold), or null
+    const float* mean = nullptr;   // [rows * group] queries folded with the keys' mean (MeanTable::fold), or null
     const uint8_t* next = nullptr; // bytes of the page after this one, or null
 };
 
@@ -33,9 +34,12 @@ struct TileQuery {
     int32_t rows = 0, group = 1, dk = 0, dv = 0;
     float scale = 1.0f, soft_cap = 0.0f;
     bool fast = false; // Accuracy::fast
+    // Values in the basis of their codes go behind each row of o, to be taken back once for many pages.
+    bool apart = false;
+    int32_t stride() const { return apart ? 2 * dv : dv; } // of o
 };
 
-// Adds the page to the states. state: [rows * group], o: [rows * group][dv].
+// Adds the page to the states. state: [rows * group], o: [rows * group][stride()].
 void attend_page(const kernels::Table& table, const TileQuery& query, const TileSource& key, const TileSource& value,
                  const TileRange* range, kernels::RowState* state, float* o, Scratch& scratch);
 

@@ -40,6 +40,8 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
         table->load_raw(plans[size_t(index)].raw, raw_row(index, state, r), int32_t(end - r), dim, rows + r * dim, dim);
         r = end;
     }
+    if (side == Side::key && means[size_t(layer)])
+        means[size_t(layer)]->turns().turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
     PlanInput in;
     in.side = side;
     in.layer = layer;
@@ -55,11 +57,13 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
     state.decided = true;
 }
 
-// One query vector of a KV head into its statistic: |q|, or the norms of rotary pairs (both channels of a pair get it).
+// One query vector of a KV head into its statistic: |q|, q^2, or norms of rotary pairs (both channels of a pair get
+// it).
 void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const float* q) const {
     const int32_t dim = int32_t(state.abs_sum.size());
-    if (!method->info().pair_norms) {
-        table->add_abs(type, q, dim, state.abs_sum.data());
+    const QuerySum sum = method->info().query_sum;
+    if (sum != QuerySum::pair_norm) {
+        (sum == QuerySum::square ? table->add_squares : table->add_abs)(type, q, dim, state.abs_sum.data());
         return;
     }
     const Rope& rope = shape.layers[size_t(layer)].rope;
@@ -74,8 +78,8 @@ void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const
         state.abs_sum[size_t(d)] += x[d];
 }
 
-// The raw rows of a block of all heads that are joined with the first one, keys turned back where they are packed so:
-// [flush][joined * D], in the thread's working memory.
+// The raw rows of a block of all heads that are joined with the first one, keys turned back or centred as they are
+// packed: [flush][joined * D], in the thread's working memory.
 float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side,
                                int64_t packed) const {
     const int32_t first_index = side_index(layer, first_head, side);
@@ -89,8 +93,11 @@ float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first
         const Slot& slot = seq.sides[size_t(first_index + 2 * h)].slots[size_t(packed / kPageTokens)];
         table->load_raw(fixed.raw, slot.raw->bytes() + size_t(first) * row_bytes, flush, dim, rows + h * dim, width);
     }
+    const int32_t* positions = seq.positions.data() + fixed.window.front + (packed - first);
+    const std::vector<float>& mean = plan_of(seq.sides[size_t(first_index)], first_index).mean;
+    if (!mean.empty())
+        means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
     if (side == Side::key && turns[size_t(layer)]) {
-        const int32_t* positions = seq.positions.data() + fixed.window.front + (packed - first);
         for (int32_t h = 0; h < joined; ++h)
             turns[size_t(layer)]->turn(rows + h * dim, flush, width, positions + first, *positions, -1);
     }
@@ -116,7 +123,7 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
     const size_t row_bytes = size_t(dim) * bytes_of(fixed.raw);
     Scratch& scratch = thread_scratch();
     float* rows = block_rows(*s.seq, layer, first_head, side, packed);
-    // A tiered plan sees the rows as they came; its store takes no transform but the order of channels.
+    // A tiered plan sees the rows as they came, or centred; its store takes no transform but the order of channels.
     const bool tiered = fixed.store.kind == StoreKind::tiered;
     const SidePlan* plan = shared;
     if (tiered && !plan) {
@@ -131,6 +138,8 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
         if (tiered) {
             const PageLayout page = layout(plan->store, side, dim, plan->ladder);
             slot.packed->layout = intern(page);
+            sealed_ladders.fetch_add(1, std::memory_order_relaxed);
+            if (plan->raised) raised.fetch_add(1, std::memory_order_relaxed);
             std::memset(slot.packed->bytes(), 0, page.bytes);
         }
         const float* own = rows;

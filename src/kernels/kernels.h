@@ -59,6 +59,7 @@ struct Table {
     void (*store_raw)(RawType type, const float* x, int32_t dim, uint8_t* row, Counters* counters);
     // sum[d] += |round(q[d])| with q rounded to `type` first (non-finite q counts as 0), one vector.
     void (*add_abs)(RawType type, const float* q, int32_t dim, float* sum);
+    void (*add_squares)(RawType type, const float* q, int32_t dim, float* sum); // the same with the square
 
     // s[r][t] = scale * (q[r] . k[t]); q: [nq][dim] dense; k: [n][k_stride]; s: [nq][s_stride]. The order of sums of
     // one (r, t) depends on dim alone, never on nq or n.

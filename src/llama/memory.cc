@@ -52,11 +52,11 @@ Result<std::unique_ptr<Memory>> Memory::create(const llama_model& model, const l
     if (!cache) return cache.status();
     memory->cache_ = std::move(*cache);
     const Method& method = memory->cache_->method();
-    memory->uses_rope_ = method.info().pair_norms;
+    memory->uses_rope_ = method.info().query_sum == QuerySum::pair_norm;
     for (size_t il = 0; il < shape.layers.size(); ++il) {
         if (!shape.layers[il].has_kv()) continue;
         const SidePlan plan = method.initial(Side::key, int32_t(il), 0, shape.layers[il].key_dim);
-        if (plan.space == KeySpace::pre_rope) memory->uses_rope_ = true;
+        if (plan.space != KeySpace::post_rope) memory->uses_rope_ = true;
     }
     memory->owners_.resize(shape.layers.size(), -1);
     for (size_t il = 0; il < shape.layers.size(); ++il) {

@@ -1,16 +1,15 @@
-// Saved state: u32 magic, u32 number of sequences, then per sequence its id (i32), the length (u64) and the bytes of
-// Cache::save. A partial state asks only for what truncation cannot bring back, and truncation brings everything back
-// here: it is empty.
+// Saved state: u64 length, then that many bytes of a sequence file (kvmosaic/file.h); 0 where there is no sequence. So
+// what llama.cpp saves, to memory, to files and for the server's slots, is checked as files are. A partial state asks
+// only for what truncation cannot bring back, and truncation brings everything back here: it is empty.
 #include <algorithm>
 #include <stdexcept>
 
+#include "kvmosaic/file.h"
 #include "llama-io.h"
 #include "llama/memory.h"
 
 namespace kvmosaic::seam {
 namespace {
-
-constexpr uint32_t kMagic = 0x534d564b; // "KVMS" in the file
 
 template <typename T>
 void put(llama_io_write_i& io, T value) {
@@ -37,45 +36,53 @@ std::vector<uint8_t> get_bytes(llama_io_read_i& io, uint64_t count) {
     return bytes;
 }
 
+// Errors are exceptions here because libllama catches and reports them (llama_state_set_data and its relatives).
+template <typename T>
+T take(Result<T> result) {
+    if (!result) throw std::runtime_error("kvmosaic: " + result.status().message());
+    return std::move(*result);
+}
+
+void check_names(const FileInfo& info) {
+    for (const FileInfo::Sequence& s : info.sequences) {
+        if (s.seq < 0 || s.seq >= LLAMA_MAX_SEQ) {
+            throw std::runtime_error("kvmosaic: the state names sequence " + std::to_string(s.seq) +
+                                     ", allowed are 0.." + std::to_string(LLAMA_MAX_SEQ - 1));
+        }
+    }
+}
+
 } // namespace
 
 void Memory::state_write(llama_io_write_i& io, llama_seq_id id, llama_state_seq_flags flags) const {
     cache_->end_step();
-    std::vector<llama_seq_id> ids;
-    if (!(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) ids = which(id);
-    put<uint32_t>(io, kMagic);
-    put<uint32_t>(io, uint32_t(ids.size()));
-    for (const llama_seq_id s : ids) {
-        const std::vector<uint8_t> bytes = cache_->save(s);
-        put<int32_t>(io, s);
-        put<uint64_t>(io, bytes.size());
-        io.write(bytes.data(), bytes.size());
+    std::vector<FileSequence> sequences;
+    if (!(flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+        for (const llama_seq_id s : which(id))
+            sequences.push_back({s});
     }
+    if (sequences.empty()) return put<uint64_t>(io, 0);
+    const std::vector<uint8_t> bytes = take(write_sequences(*cache_, sequences));
+    put<uint64_t>(io, bytes.size());
+    io.write(bytes.data(), bytes.size());
 }
 
-// Errors here are exceptions because libllama catches and reports them (llama_state_set_data and its relatives).
 void Memory::state_read(llama_io_read_i& io, llama_seq_id id, llama_state_seq_flags flags) {
     cache_->end_step();
-    if (get<uint32_t>(io) != kMagic) throw std::runtime_error("kvmosaic: not a state of this cache");
-    const uint32_t count = get<uint32_t>(io);
-    const bool partial = (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) != 0;
-    const uint32_t limit = partial ? 0 : id < 0 ? LLAMA_MAX_SEQ : 1;
-    if (count > limit) {
-        throw std::runtime_error("kvmosaic: the state holds " + std::to_string(count) +
-                                 " sequences, expected at most " + std::to_string(limit));
+    const std::vector<uint8_t> bytes = get_bytes(io, get<uint64_t>(io));
+    if (flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) {
+        if (!bytes.empty()) throw std::runtime_error("kvmosaic: a partial state holds no sequences, this one does");
+        return;
     }
-    if (partial) return;
-    for (const llama_seq_id s : which(id))
-        cache_->remove(s);
-    for (uint32_t i = 0; i < count; ++i) {
-        const int32_t stored = get<int32_t>(io);
-        const std::vector<uint8_t> bytes = get_bytes(io, get<uint64_t>(io));
-        if (stored < 0 || stored >= LLAMA_MAX_SEQ) {
-            throw std::runtime_error("kvmosaic: the state names sequence " + std::to_string(stored) +
-                                     ", allowed are 0.." + std::to_string(LLAMA_MAX_SEQ - 1));
-        }
-        const Status status = cache_->load(id < 0 ? stored : id, bytes);
-        if (!status) throw std::runtime_error("kvmosaic: " + status.message());
+    std::vector<FileSequence> loaded;
+    if (!bytes.empty() && id < 0) check_names(take(file_info(bytes)));
+    if (!bytes.empty()) {
+        const SeqId own[] = {id};
+        loaded = take(read_sequences(cache_.get(), bytes, {own, size_t(id < 0 ? 0 : 1)}));
+    }
+    for (const llama_seq_id s : which(id)) {
+        const bool fresh = std::any_of(loaded.begin(), loaded.end(), [s](const FileSequence& l) { return l.seq == s; });
+        if (!fresh) cache_->remove(s);
     }
 }
 

@@ -121,7 +121,7 @@ private:
                 sum += unit.second < 0 ? std::abs(a) : std::sqrt(aa + bb);
             }
             unit.score = sum / float(in.count);
-            // The statistic of a channel is the norm of its pair, or |q| (MethodInfo::pair_norms).
+            // The statistic of a channel is the norm of its pair, or |q| (MethodInfo::query_sum).
             if (in.query.count > 0) unit.score *= in.query.abs_sum[unit.first] / float(in.query.count);
             if (!(unit.score >= 0.0f)) unit.score = 0.0f; // a loaded state may hold any bytes
         }
@@ -160,7 +160,7 @@ const MethodEntry& pnmix_method() {
                      keep_option(),
                      params_option()},
          .uses_query = true,
-         .pair_norms = true},
+         .query_sum = QuerySum::pair_norm},
         make};
     return entry;
 }

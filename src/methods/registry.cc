@@ -10,7 +10,8 @@ namespace kvmosaic {
 
 namespace {
 
-constexpr size_t kMaxSpec = 1000; // characters; longer is a mistake, not a spec
+constexpr const char* kAutoGuard = "0.1"; // of `auto`: docs/mosaic.md
+constexpr size_t kMaxSpec = 1000;         // characters; longer is a mistake, not a spec
 
 const std::vector<const MethodEntry*>& entries() {
     static const std::vector<const MethodEntry*> all = {
@@ -36,6 +37,17 @@ Status in_spec(const Status& s, std::string_view spec) {
     return Status(s.code(), s.message() + " (in " + text::quote(spec) + ")");
 }
 
+// `auto:bits=B,...` asks for bits instead of a name: the project's own method, guarded unless the spec says otherwise.
+std::string by_bits(std::string_view spec, size_t colon) {
+    const std::string options = colon == std::string_view::npos ? "" : std::string(spec.substr(colon + 1));
+    std::string out = "mosaic:";
+    if (options.find("bits=") == std::string::npos) out += "bits=3,";
+    if (options.find("guard=") == std::string::npos) out.append("guard=").append(kAutoGuard).append(",");
+    out += options;
+    if (out.back() == ',') out.pop_back();
+    return out;
+}
+
 } // namespace
 
 const std::vector<const MethodInfo*>& methods() {
@@ -55,7 +67,8 @@ Result<std::unique_ptr<Method>> open_method(std::string_view spec) {
                                                         " (it begins " + text::quote(spec) + ")");
     }
     const size_t colon = spec.find(':');
-    const std::string_view name = spec.substr(0, colon);
+    std::string_view name = spec.substr(0, colon);
+    if (name == "auto") return open_method(by_bits(spec, colon));
     const MethodEntry* entry = nullptr;
     for (const MethodEntry* e : entries()) {
         if (e->info.name == name) entry = e;

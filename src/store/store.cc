@@ -1,4 +1,4 @@
-#include "kvmosaic/store.h"
+#include "store/planes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -98,8 +98,21 @@ Status validate_rule(const StoreSpec& spec) {
         return bad("outliers: only in a codebook store with a range");
     if ((spec.rule == GridRule::symmetric || is_hybrid(spec.rule)) && spec.kind == StoreKind::grid && spec.bits < 2)
         return bad("bits = 1: symmetric levels need at least 2");
-    if (spec.kind == StoreKind::tiered && spec.rule != GridRule::asym && spec.rule != GridRule::midpoint)
+    if (spec.kind == StoreKind::tiered && spec.rule != GridRule::asym && spec.rule != GridRule::midpoint &&
+        spec.rule != GridRule::searched)
         return bad("rule: a tiered store is asymmetric");
+    if (spec.rule == GridRule::searched && (spec.kind != StoreKind::tiered || spec.group != kPageTokens))
+        return bad("rule: searched ranges are those of a tiered store with groups of a page");
+    if (spec.rule == GridRule::searched && (spec.shrinks < 1 || spec.shrinks > 7))
+        return bad("shrinks = " + std::to_string(spec.shrinks) + ": must be 1 to 7");
+    if (spec.rule == GridRule::fitted) {
+        if (spec.kind != StoreKind::grid || spec.axis != Axis::channels || spec.bits > 6 ||
+            (spec.wide > 0 && spec.bits > 5))
+            return bad("rule: fitted steps are those of a grid of 1 to 6 bits with groups of channels");
+        if (spec.wide % kLaneBlock != 0) return bad("wide = " + std::to_string(spec.wide) + ": no multiple of 8");
+    }
+    if (in_planes(spec.rule) && (spec.clip != 1.0f || spec.levels != 0 || spec.edge_groups != 0))
+        return bad("clip, levels and edges: not in a store in planes");
     if (is_hybrid(spec.rule) && spec.params == ParamType::f8e4m3)
         return bad("params = f8e4m3: a hybrid grid needs f16 or bf16");
     if (spec.rule == GridRule::hybrid_1bit && spec.bits != 2)
@@ -128,9 +141,19 @@ Status validate_edges(const StoreSpec& spec, int32_t dim) {
 
 bool has_offsets(GridRule rule) {
     return rule == GridRule::asym || rule == GridRule::midpoint || rule == GridRule::integer || is_hybrid(rule) ||
-           rule == GridRule::codebook_range;
+           rule == GridRule::codebook_range || in_planes(rule);
 }
+
 bool has_scales(GridRule rule) { return rule != GridRule::codebook_fixed; }
+
+// Place of a width in the order of a ladder: descending, or that of the planes.
+static int ladder_rank(int bits, bool planes) {
+    constexpr int kOrder[] = {8, 4, 6, 2, 3, 1, 0};
+    if (!planes) return -bits;
+    for (int i = 0; i < 7; ++i)
+        if (kOrder[i] == bits) return i;
+    return -1;
+}
 
 bool is_width(int bits) { return bits == 1 || bits == 2 || bits == 3 || bits == 4 || bits == 6 || bits == 8; }
 
@@ -178,6 +201,7 @@ PageLayout raw_layout(RawType type, Side side, int32_t dim, int32_t tokens) {
 PageLayout layout(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder) {
     if (spec.kind == StoreKind::raw) return raw_layout(spec.raw, side, dim);
     PageLayout page = empty_layout(spec, side, dim);
+    if (in_planes(spec.rule)) return planes_layout(spec, side, ladder, page);
     if (spec.kind != StoreKind::tiered) {
         add_tier(&page, spec.bits, page.depth, 0);
     } else {
@@ -206,6 +230,12 @@ uint32_t worst_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const s
     static const std::vector<uint8_t> kAll = {16, 8, 6, 4, 3, 2, 1, 0};
     const std::vector<uint8_t>& used = widths.empty() ? kAll : widths;
     PageLayout page = empty_layout(spec, side, dim);
+    if (in_planes(spec.rule)) { // all planes of every channel, or what the plans promise
+        page = planes_layout(spec, side, Ladder::uniform(8, uint16_t(dim)), page);
+        const uint32_t codes = page.scale_offset, most = spec.vectors * 32u * page.lane_blocks;
+        return round_up(page.map_offset + page.map_bytes - codes + (most > 0 ? std::min(codes, most) : codes),
+                        kPageAlign);
+    }
     const uint32_t column = 2 * page.groups * bytes_of(page.params);
     std::vector<uint32_t> best(size_t(dim) + 1, 0); // [channels spent] most bytes, at most that many channels
     uint32_t linear = 0;
@@ -234,7 +264,8 @@ Status validate(const StoreSpec& spec, Side side, int32_t dim) {
     if (dim < 1 || dim > kMaxHeadDim)
         return bad("head size = " + std::to_string(dim) + ": must be from 1 to " + std::to_string(kMaxHeadDim));
     if (spec.kind == StoreKind::raw) return Status();
-    if (spec.kind != StoreKind::tiered && !is_width(spec.bits))
+    const bool five = spec.rule == GridRule::fitted && spec.bits == 5;
+    if (spec.kind != StoreKind::tiered && !is_width(spec.bits) && !five)
         return bad("bits = " + std::to_string(spec.bits) + ": must be 1, 2, 3, 4, 6 or 8");
     if (spec.kind == StoreKind::tiered && side == Side::value)
         return Status(StatusCode::unsupported,
@@ -250,7 +281,8 @@ Status validate(const StoreSpec& spec, Side side, int32_t dim) {
     return Status();
 }
 
-Status validate(const Ladder& ladder, int32_t dim) {
+Status validate(const Ladder& ladder, int32_t dim, const StoreSpec& spec) {
+    const bool planes = in_planes(spec.rule);
     if (ladder.count < 1 || ladder.count > kMaxTiers)
         return bad("ladder: has " + std::to_string(ladder.count) + " tiers, must have 1 to " +
                    std::to_string(kMaxTiers));
@@ -260,15 +292,26 @@ Status validate(const Ladder& ladder, int32_t dim) {
         const std::string where = "ladder tier " + std::to_string(i) + ": ";
         if (tier.bits != 0 && tier.bits != 16 && !is_width(tier.bits))
             return bad(where + "bits = " + std::to_string(tier.bits) + ", must be 0, 1, 2, 3, 4, 6, 8 or 16");
-        if (i > 0 && tier.bits >= ladder.tiers[size_t(i) - 1].bits)
-            return bad(where + "bits = " + std::to_string(tier.bits) + ", must be below the " +
-                       std::to_string(ladder.tiers[size_t(i) - 1].bits) + " of the tier before (widest first)");
+        if (planes && tier.bits == 16) return bad(where + "bits = 16, not in a store in planes");
+        if (i > 0 && ladder_rank(tier.bits, planes) <= ladder_rank(ladder.tiers[size_t(i) - 1].bits, planes))
+            return bad(where + "bits = " + std::to_string(tier.bits) + " behind " +
+                       std::to_string(ladder.tiers[size_t(i) - 1].bits) +
+                       (planes ? ", must be in the order 8, 4, 6, 2, 3, 1, 0" : ", must be below it (widest first)"));
         if (tier.channels < 1) return bad(where + "has no channels, must have at least 1");
         sum += tier.channels;
     }
     if (sum != dim)
         return bad("ladder: its channels add up to " + std::to_string(sum) + ", must be the head size " +
                    std::to_string(dim));
+    if (spec.vectors > 0) {
+        const PageLayout page = layout(spec, Side::key, dim, ladder);
+        uint32_t used = 0;
+        for (int i = 0; i < page.plane_count; ++i)
+            used += page.planes[size_t(i)].stride / 32;
+        if (used > spec.vectors)
+            return bad("ladder: needs " + std::to_string(used) + " vectors a lane block, at most " +
+                       std::to_string(spec.vectors));
+    }
     return Status();
 }
 

@@ -16,6 +16,16 @@ struct Lanes {
     typedef int32_t I __attribute__((vector_size(W * 4)));
 };
 
+template <int W, typename V, typename I>
+[[gnu::always_inline]] inline void shuffle(const V& v, const I& lanes, V* out) {
+#if defined(__clang__) // which has no shuffle by a vector of lanes
+    for (int k = 0; k < W; ++k)
+        (*out)[k] = v[lanes[k]];
+#else
+    *out = __builtin_shuffle(v, lanes);
+#endif
+}
+
 template <int W>
 [[gnu::always_inline]] inline void butterflies(float* x, int32_t n) { // n: a power of two, at least W
     using F = typename Lanes<W>::F;
@@ -30,7 +40,9 @@ template <int W>
                 other[k] = k ^ h;
                 minus[k] = (k & h) != 0 ? INT32_MIN : 0;
             }
-            v = __builtin_shuffle(v, other) + Whole(I(v) ^ minus); // a + b, and in the upper lane of a pair a - b
+            Whole turned;
+            shuffle<W>(v, other, &turned);
+            v = turned + Whole(I(v) ^ minus); // a + b, and in the upper lane of a pair a - b
         }
         *reinterpret_cast<F*>(x + i) = v;
     }

@@ -202,6 +202,7 @@ TEST(Conformance, NonFiniteInputIsContained) {
                 const SidePlan plan = cache->method().initial(side, 0, 0, 64);
                 // A value that a plan looks at may move a tier or a scale elsewhere; then finite is all there is.
                 if (plan.store.kind == StoreKind::tiered || cache->method().freezes(side)) continue;
+                if (in_planes(plan.store.rule)) continue;
                 for (int64_t t = 0; t < 300; ++t)
                     for (int32_t d = 0; d < 64; ++d) {
                         if (plan.store.axis == Axis::tokens ? d == 7 : t == 40) continue;

@@ -90,6 +90,7 @@ void expect_same_basis(const SidePlan& a, const SidePlan& b, const std::string& 
     EXPECT_EQ(a.space, b.space) << where;
     EXPECT_EQ(a.pins, b.pins) << where;
     EXPECT_EQ(a.pinned, b.pinned) << where;
+    EXPECT_EQ(a.mean, b.mean) << where;
     EXPECT_EQ(a.ladder, b.ladder) << where;
     EXPECT_EQ(a.channels, b.channels) << where;
 }
@@ -115,8 +116,10 @@ TEST_P(Methods, DescriptionIsComplete) {
     const auto method = std::move(all(64).front());
     EXPECT_EQ(&method->info(), GetParam());
     if (method->initial(Side::key, 2, 0, 64).store.kind == StoreKind::raw) return;
-    for (const char* shared : {"front", "keep", "params"})
-        EXPECT_TRUE(names.count(shared)) << shared;
+    for (const char* shared : {"front", "keep", "params"}) {
+        const bool has_type = !in_planes(method->initial(Side::key, 2, 0, 64).store.rule);
+        EXPECT_TRUE(names.count(shared) || (shared == std::string("params") && !has_type)) << shared;
+    }
 }
 
 TEST_P(Methods, SpecsRoundTrip) {
@@ -185,7 +188,7 @@ TEST_P(Methods, InitialPlansAreValid) {
                     if (plan.store.kind != StoreKind::tiered) continue;
                     EXPECT_EQ(w.flush, kPageTokens) << method->spec(); // a page has one ladder
                     EXPECT_EQ(plan.transform.joined, 1) << method->spec();
-                    EXPECT_TRUE(validate(plan.ladder, dim).ok()) << method->spec();
+                    EXPECT_TRUE(validate(plan.ladder, dim, plan.store).ok()) << method->spec();
                     EXPECT_EQ(plan.channels.size(), plan.store.page_map ? size_t(dim) : 0u) << method->spec();
                 }
                 // All heads of a layer share a window, and both sides a front.
@@ -249,7 +252,7 @@ TEST_P(Methods, PlansArePureAndComplete) {
             EXPECT_EQ(a.channels, b.channels) << method->spec();
             EXPECT_EQ(a.ladder, b.ladder) << method->spec();
 
-            const Status s = validate(a.ladder, dim);
+            const Status s = validate(a.ladder, dim, a.store);
             ASSERT_TRUE(s.ok()) << method->spec() << ": " << s.message();
             if (a.store.page_map) {
                 std::vector<uint16_t> sorted = a.channels, all_channels(static_cast<size_t>(dim));
@@ -321,10 +324,17 @@ TEST_P(Methods, FreezesArePureAndComplete) {
                     EXPECT_TRUE(i == 0 || a.pinned[i] > a.pinned[i - 1]) << method->spec();
                 }
                 if (a.store.kind != StoreKind::tiered) continue;
-                s = validate(a.ladder, dim);
+                s = validate(a.ladder, dim, a.store);
                 ASSERT_TRUE(s.ok()) << method->spec() << ": " << s.message();
                 EXPECT_LE(layout(a.store, side, dim, a.ladder).bytes,
                           worst_page_bytes(a.store, side, dim, method->widths(side)));
+                if (!a.mean.empty()) { // decided once; the ladder goes page by page
+                    EXPECT_EQ(a.mean.size(), size_t(dim)) << method->spec();
+                    const std::vector<float> mean = a.mean;
+                    method->plan(other.input(1), &a);
+                    EXPECT_EQ(a.mean, mean) << method->spec();
+                    continue;
+                }
                 // Later blocks keep it.
                 b = a;
                 method->plan(other.input(1), &b);

@@ -67,3 +67,45 @@ execute_process(COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/newer -B ${WORK_DIR}/new
 if(code EQUAL 0 OR NOT err MATCHES "version: ${VERSION}")
     message(FATAL_ERROR "version 99 was not refused: ${err}")
 endif()
+
+# The example of docs/embedding.md in a project that knows no C++ at all.
+file(READ ${PAGE} text)
+string(REGEX MATCH "```c\n([^`]*)```" block "${text}")
+string(REGEX REPLACE "^```c\n" "" block "${block}")
+string(REGEX REPLACE "```$" "" block "${block}")
+file(WRITE ${WORK_DIR}/c/main.c "${block}")
+file(WRITE ${WORK_DIR}/c/CMakeLists.txt "cmake_minimum_required(VERSION 3.21)
+project(plain LANGUAGES C)
+set(CMAKE_C_STANDARD 99)
+find_package(kvmosaic REQUIRED)
+add_executable(plain main.c)
+target_link_libraries(plain PRIVATE kvmosaic::c m)
+")
+step(${CMAKE_COMMAND} -G ${GENERATOR} -S ${WORK_DIR}/c -B ${WORK_DIR}/c/build -DCMAKE_C_COMPILER=${CC}
+     -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_C_FLAGS=${flags} -DCMAKE_BUILD_TYPE=Release)
+step(${CMAKE_COMMAND} --build ${WORK_DIR}/c/build)
+step(${WORK_DIR}/c/build/plain ${WORK_DIR}/c/example.kv)
+if(NOT output MATCHES "300 tokens" OR NOT output MATCHES "loaded 300 rows")
+    message(FATAL_ERROR "the C consumer said: ${output}")
+endif()
+
+# Saved sequences from C++, where kvmosaic::file is linked beside the cache.
+file(WRITE ${WORK_DIR}/file/main.cc "#include <kvmosaic/file.h>
+int main() {
+    kvmosaic::ModelShape shape;
+    shape.layers = {{.heads = 2, .kv_heads = 1, .key_dim = 32, .value_dim = 32}};
+    auto cache = kvmosaic::Cache::create(shape, \"f16\");
+    const auto none = kvmosaic::load_file(cache->get(), \"no such file\");
+    return none.status().code() == kvmosaic::StatusCode::not_found ? 0 : 1;
+}
+")
+file(WRITE ${WORK_DIR}/file/CMakeLists.txt "cmake_minimum_required(VERSION 3.21)
+project(files LANGUAGES CXX)
+find_package(kvmosaic REQUIRED)
+add_executable(files main.cc)
+target_link_libraries(files PRIVATE kvmosaic::file)
+")
+step(${CMAKE_COMMAND} -G ${GENERATOR} -S ${WORK_DIR}/file -B ${WORK_DIR}/file/build -DCMAKE_CXX_COMPILER=${CXX}
+     -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_FLAGS=${flags} -DCMAKE_BUILD_TYPE=Release)
+step(${CMAKE_COMMAND} --build ${WORK_DIR}/file/build)
+step(${WORK_DIR}/file/build/files)

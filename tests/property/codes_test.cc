@@ -69,6 +69,31 @@ std::vector<Case> cases(int32_t dim) {
             add(spec, Side::key, pair);
         }
     }
+    // In planes: ladders with every width, some of whose tiers are no multiple of a vector.
+    StoreSpec searched;
+    searched.kind = StoreKind::tiered;
+    searched.group = kPageTokens;
+    searched.rule = GridRule::searched;
+    for (const bool map : {true, false}) {
+        searched.page_map = map;
+        Ladder all, low, wide;
+        all.push(8, 5), all.push(4, 11), all.push(6, 3), all.push(2, 7), all.push(3, 9), all.push(1, 13);
+        all.push(0, uint16_t(dim - 48));
+        low.push(2, uint16_t(dim / 3)), low.push(1, uint16_t(dim - dim / 3));
+        wide.push(8, 8), wide.push(6, uint16_t(dim - 8));
+        for (const Ladder& ladder : {all, low, wide})
+            add(searched, Side::key, ladder);
+    }
+    StoreSpec fitted;
+    fitted.kind = StoreKind::grid;
+    fitted.axis = Axis::channels;
+    fitted.rule = GridRule::fitted;
+    for (const uint8_t bits : {1, 2, 3, 4, 5, 6})
+        for (const int32_t wide : {0, dim / 16 * 8}) {
+            fitted.bits = bits;
+            fitted.wide = uint16_t(wide);
+            add(fitted, Side::value);
+        }
     return out;
 }
 
@@ -109,7 +134,7 @@ TEST_P(Codes, AgreeWithDoubleAndRowsStandAlone) {
         const PageLayout& page = c.page;
         const bool value = page.side == Side::value;
         // An open page where rows come one by one: the rest of it is zero, and its weights are none.
-        const int32_t tokens = value && !page.along_depth ? 77 : kPageTokens;
+        const int32_t tokens = value && !page.along_depth && !in_planes(page.rule) ? 77 : kPageTokens;
         const std::vector<uint8_t> bytes = encoded(page, tokens, &random);
         for (const Table* table : kernels::available()) {
             if (!table->reads_codes(page)) continue;

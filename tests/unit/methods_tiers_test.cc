@@ -188,7 +188,7 @@ TEST(PnMix, StoresAndWindows) {
     EXPECT_EQ(value.store.group, 128);
     EXPECT_EQ(open("pnmix")->initial(Side::value, 0, 0, 80).store.group, 80);
     EXPECT_TRUE(method->info().uses_query);
-    EXPECT_TRUE(method->info().pair_norms);
+    EXPECT_EQ(method->info().query_sum, QuerySum::pair_norm);
     EXPECT_TRUE(method->freezes(Side::key));
     EXPECT_FALSE(method->freezes(Side::value));
     EXPECT_EQ(method->widths(Side::key), (std::vector<uint8_t>{3, 1}));

@@ -40,7 +40,7 @@ TEST(Options, EveryMistakeIsOneSentenceThatNamesIt) {
     const std::vector<Mistake> mistakes = {
         {"", {"the name of a method is missing", "f16", "kivi", "mixkvq"}},
         {":bits=2", {"the name of a method is missing"}},
-        {"kivy", {"unknown method \"kivy\"", "did you mean kivi?", "(methods are f16, bf16, f32, kivi"}},
+        {"kivy", {"unknown method \"kivy\"", "did you mean kivi?", "(methods are f16, bf16, f32, mosaic, kivi"}},
         {"KIVI:bits=2", {"unknown method \"KIVI\"", "did you mean kivi?"}},
         {"mixkv:hi=3", {"unknown method \"mixkv\"", "did you mean mixkvq?"}},
         {"zzzzzzzzzz", {"unknown method \"zzzzzzzzzz\" (methods are"}},

@@ -18,7 +18,10 @@ public:
     Chat(Chat&&) noexcept;
     ~Chat();
 
+    using Message = std::pair<std::string, std::string>; // role, content
     void add(std::string role, std::string content) { messages_.emplace_back(std::move(role), std::move(content)); }
+    void extend(const std::string& content) { messages_.back().second += content; } // of the last message
+    const std::vector<Message>& messages() const { return messages_; }
     // The whole conversation as text, open for the assistant's next answer.
     Result<std::string> render() const;
 
@@ -26,7 +29,7 @@ private:
     struct Template;
     explicit Chat(std::unique_ptr<Template> made);
     std::unique_ptr<Template> template_;
-    std::vector<std::pair<std::string, std::string>> messages_; // role, content
+    std::vector<Message> messages_;
 };
 
 } // namespace kvmosaic::tool

@@ -1,9 +1,11 @@
 // kvmosaic inspect: the plan of every layer and head after a text, and pages drawn byte by byte.
+#include <cmath>
 #include <memory>
 
 #include "kvmosaic/app.h"
 #include "kvmosaic/layout.h"
 #include "kvmosaic/method.h"
+#include "kvmosaic/saved.h"
 #include "llama/adapter.h"
 
 namespace kvmosaic::tool {
@@ -13,7 +15,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct Options {
-    std::string model, prompt, file, spec = "mixkvq", side, ladder;
+    std::string model, prompt, file, spec = "mixkvq", side, ladder, saved;
     int layer = -1, head = -1, head_dim = 0, ctx = 0;
     bool json = false;
     Common common;
@@ -26,7 +28,7 @@ std::vector<Side> sides_of(const Options& o) {
 }
 
 // "16:12,4:44,2:72" for a drawing without a model.
-Ladder parse_ladder(const std::string& text, int dim) {
+Ladder parse_ladder(const std::string& text, int dim, const StoreSpec& store) {
     Ladder ladder;
     for (const std::string& step : CLI::detail::split(text, ',')) {
         int bits = -1, channels = -1, used = 0;
@@ -36,7 +38,7 @@ Ladder parse_ladder(const std::string& text, int dim) {
         }
         ladder.push(uint8_t(bits), uint16_t(channels));
     }
-    check(validate(ladder, dim));
+    check(validate(ladder, dim, store));
     return ladder;
 }
 
@@ -56,7 +58,7 @@ void without_model(const Options& o) {
         SidePlan plan = method->initial(side, 0, 0, o.head_dim);
         if (plan.window.flush > 0) check(validate(plan.store, side, o.head_dim));
         const bool tiered = plan.window.flush > 0 && plan.store.kind == StoreKind::tiered;
-        if (tiered && !o.ladder.empty()) plan.ladder = parse_ladder(o.ladder, o.head_dim);
+        if (tiered && !o.ladder.empty()) plan.ladder = parse_ladder(o.ladder, o.head_dim, plan.store);
         const PageLayout page = plan.window.flush == 0 ? raw_layout(plan.raw, side, o.head_dim)
                                                        : layout(plan.store, side, o.head_dim, plan.ladder);
         if (o.json) {
@@ -76,19 +78,22 @@ void without_model(const Options& o) {
 
 // One layer, head and side of a cache, as it is now.
 struct Plan {
-    int32_t layer, head;
-    Side side;
+    int32_t layer = 0, head = 0;
+    Side side = Side::key;
     Window window;
-    int64_t rows, front, packed, recent;
+    int64_t rows = 0, front = 0, packed = 0, recent = 0;
     std::vector<PageView> pages;
     double page_bits = 0;     // mean over the pages
     double channels[17] = {}; // mean channels by width
+    std::vector<float> mean;  // of centred keys, once it is decided
 };
 
 Plan plan_of(const Cache& cache, int32_t layer, int32_t head, Side side) {
-    Plan out{layer, head, side, {}, 0, 0, 0, 0, {}};
+    Plan out;
+    out.layer = layer, out.head = head, out.side = side;
     const LayerShape& shape = cache.shape().layers[size_t(layer)];
     out.window = cache.method().initial(side, layer, head, shape.dim(side)).window;
+    out.mean = cache.plan(0, layer, head, side).mean;
     out.rows = cache.rows(0);
     out.front = out.window.flush == 0 ? 0 : std::min<int64_t>(out.rows, out.window.front);
     out.packed = cache.packed_rows(0, layer, side);
@@ -101,7 +106,8 @@ Plan plan_of(const Cache& cache, int32_t layer, int32_t head, Side side) {
         out.channels[0] += page.zero_bits;
         for (int t = 0; t < page.tier_count; ++t) {
             const TierLayout& tier = page.tiers[size_t(t)];
-            out.channels[tier.bits] += page.kind != StoreKind::tiered ? page.dim : tier.live;
+            out.channels[tier.bits] += page.kind != StoreKind::tiered ? page.dim - page.wide : tier.live;
+            out.channels[tier.bits + 1] += page.wide;
         }
     }
     const double n = double(std::max<size_t>(1, out.pages.size()));
@@ -116,6 +122,12 @@ std::string mean_ladder(const Plan& plan) {
     for (int bits = 16; bits >= 0; --bits) {
         if (plan.channels[bits] > 0)
             text += fmt::format("{}{}:{:.4g}", text.empty() ? "" : " ", bits, plan.channels[bits]);
+    }
+    if (!plan.mean.empty()) {
+        double squares = 0, most = 0;
+        for (const float m : plan.mean)
+            squares += double(m) * m, most = std::max(most, std::abs(double(m)));
+        text += fmt::format("  (mean: norm {:.4g}, largest {:.4g})", std::sqrt(squares), most);
     }
     return text.empty() ? "-" : text;
 }
@@ -159,6 +171,7 @@ ordered_json to_json(const Plan& plan) {
             {"front", plan.front},
             {"packed", plan.packed},
             {"recent", plan.recent},
+            {"mean", plan.mean},
             {"pages", std::move(pages)}};
 }
 
@@ -256,7 +269,8 @@ void with_model(const Options& o, bool has_prompt) {
 void add_inspect(CLI::App& app) {
     auto o = std::make_shared<Options>();
     CLI::App* verb =
-        app.add_subcommand("inspect", "the plan of every layer and head, and pages drawn with byte offsets");
+        app.add_subcommand("inspect", "the plan of every layer and head, pages drawn with byte offsets, saved files");
+    CLI::Option* saved = verb->add_option("FILE", o->saved, "a sequence file (run --save): all that it says of itself");
     CLI::Option* model = verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name");
     CLI::Option* prompt = verb->add_option("-p,--prompt", o->prompt, "text to run through the model first");
     verb->add_option("-f,--file", o->file, "the text from a file (-: standard input)");
@@ -274,11 +288,16 @@ void add_inspect(CLI::App& app) {
     verb->footer("Examples\n"
                  "  kvmosaic inspect -m tiny -f text.txt --cache mixkvq --layer 0\n"
                  "  kvmosaic inspect -m tiny -f text.txt --cache kivi:bits=2 --layer 3 --head 1 --side k\n"
-                 "  kvmosaic inspect --cache mixkvq --head-dim 128 --ladder 16:12,4:44,2:72");
-    verb->callback([o, model, prompt, dim] {
+                 "  kvmosaic inspect --cache mixkvq --head-dim 128 --ladder 16:12,4:44,2:72\n"
+                 "  kvmosaic inspect chat.kv");
+    verb->callback([o, model, prompt, dim, saved] {
+        if (saved->count() > 0) {
+            if (model->count() + dim->count() > 0) bad_usage("FILE excludes -m and --head-dim");
+            return inspect_saved(o->saved, o->json);
+        }
         if (model->count() > 0 && dim->count() > 0) bad_usage("-m and --head-dim exclude each other");
         if (model->count() > 0) return with_model(*o, prompt->count() > 0);
-        if (dim->count() == 0) bad_usage("inspect: name a model with -m, or a head size with --head-dim");
+        if (dim->count() == 0) bad_usage("inspect: name a saved file, a model with -m, or a head size with --head-dim");
         without_model(*o);
     });
 }

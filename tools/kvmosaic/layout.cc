@@ -27,16 +27,54 @@ const char* kind_name(StoreKind kind) {
 const char* lane_word(const PageLayout& page) { return page.side == Side::key ? "tokens" : "channels"; }
 const char* depth_word(const PageLayout& page) { return page.side == Side::key ? "channels" : "tokens"; }
 
+const char* role_name(PlaneRole role) {
+    switch (role) {
+    case PlaneRole::low4:
+        return "low4";
+    case PlaneRole::high4:
+        return "high4";
+    case PlaneRole::two:
+        return "two";
+    case PlaneRole::one:
+        return "one";
+    }
+    return "?";
+}
+
+// Pages in planes: one for all widths that have it, and parameters of 8 bits.
+void add_planes(const PageLayout& page, std::vector<Part>* parts) {
+    const bool key = page.side == Side::key;
+    for (int i = 0; i < page.plane_count; ++i) {
+        const PlaneLayout& p = page.planes[size_t(i)];
+        const std::string dead = p.padded > p.live ? fmt::format(" + {} dead", p.padded - p.live) : "";
+        const std::string blocks =
+            p.block_count == page.lane_blocks
+                ? fmt::format("{} lane blocks", p.block_count)
+                : fmt::format("lane blocks {} to {}", p.block_first, p.block_first + p.block_count - 1);
+        parts->push_back({fmt::format("plane {}, {} bit{}: {} (of 8 {}), {}{} {} from place {}", role_name(p.role),
+                                      width_of(p.role), width_of(p.role) > 1 ? "s" : "", blocks, lane_word(page),
+                                      p.live, dead, depth_word(page), p.first),
+                          p.offset, p.stride * p.block_count});
+    }
+    parts->push_back({fmt::format("logarithms of {} [{}] u8", key ? "half ranges" : "steps", page.columns),
+                      page.scale_offset, page.columns});
+    parts->push_back({fmt::format("{} [{}] i8", key ? "middles" : "means", page.dim), page.zero_offset, page.dim});
+    parts->push_back(
+        {key ? "unit of the logarithms f16" : "units of logarithms and means f16", page.unit_offset, key ? 2u : 4u});
+}
+
 } // namespace
 
 std::vector<Part> parts_of(const PageLayout& page) {
     std::vector<Part> parts;
+    const bool planes = in_planes(page.rule);
+    if (planes) add_planes(page, &parts);
     if (page.kind == StoreKind::raw) {
         parts.push_back({fmt::format("elements [{} tokens][{} channels] {}", page.tokens, page.dim, name_of(page.raw)),
                          0, uint32_t(page.tokens) * page.dim * bytes_of(page.raw)});
     }
     // Lane blocks differ in nothing but their place, so the first is told tier by tier and the others together.
-    for (int i = 0; i < page.tier_count; ++i) {
+    for (int i = 0; !planes && i < page.tier_count; ++i) {
         const TierLayout& t = page.tiers[size_t(i)];
         const std::string dead = t.padded > t.live ? fmt::format(" + {} dead", t.padded - t.live) : "";
         const std::string width = page.levels == 3 ? "in three levels, five a byte" : fmt::format("at {} bit", t.bits);
@@ -53,7 +91,7 @@ std::vector<Part> parts_of(const PageLayout& page) {
         parts.push_back({fmt::format("raw channels [{}][{} tokens] f16", page.raw_depth, page.lanes), page.raw_offset,
                          uint32_t(page.raw_depth) * page.lanes * bytes_of(RawType::f16)});
     }
-    if (page.kind != StoreKind::raw) {
+    if (page.kind != StoreKind::raw && !planes) {
         const uint32_t each = uint32_t(page.groups) * page.columns * bytes_of(page.params);
         const std::string size = page.edges ? "unequal sizes of" : fmt::format("{}", page.group);
         const std::string shape = fmt::format(
@@ -92,6 +130,11 @@ std::string ladder_text(const PageLayout& page) {
         if (channels > 0) text += fmt::format("{}{}:{}", text.empty() ? "" : " ", bits, channels);
     };
     add(16, page.raw_depth);
+    if (page.wide > 0) {
+        add(page.tiers[0].bits + 1, page.wide);
+        add(page.tiers[0].bits, page.dim - page.wide);
+        return text;
+    }
     // Grids and codebooks have one width for all channels; on the value side the depth is the tokens.
     for (int i = 0; i < page.tier_count; ++i) {
         add(page.tiers[size_t(i)].bits, page.kind != StoreKind::tiered ? page.dim : page.tiers[size_t(i)].live);

@@ -1,309 +1,38 @@
-// kvmosaic run: text from a model on our cache, streamed, then one line on what the cache cost.
-#include <chrono>
-#include <csignal>
-#include <iostream>
+// kvmosaic run: text from a model on our cache, streamed, then one line on what the cache cost. A sequence may come
+// from a file and go into one.
 #include <memory>
-
-#include <nlohmann/json.hpp>
-#include <unistd.h>
+#include <optional>
 
 #include "kvmosaic/app.h"
-#include "kvmosaic/chat.h"
-#include "kvmosaic/sampler.h"
-#include "llama.h"
+#include "kvmosaic/runner.h"
 
 namespace kvmosaic::tool {
 
 namespace {
 
-struct Options {
-    std::string model, prompt, file, spec = "mixkvq", system, json;
-    int count = 256, ctx = 0, samples = 1, rollback = 0;
-    Sampling sampling;
-    bool chat = false, raw = false, require_fused = false, force = false, against = false;
-    Common common;
-};
-
-volatile std::sig_atomic_t interrupted = 0;
-
-// The first interrupt ends the answer, and the summary is still printed; a second one ends the program.
-void on_interrupt(int) {
-    interrupted = 1;
-    std::signal(SIGINT, SIG_DFL);
-}
-
-struct Totals {
-    int64_t prompt_tokens = 0, new_tokens = 0;
-    double prompt_seconds = 0, new_seconds = 0;
-    std::string stop; // "end", "count", "context", "interrupt"
-    std::string text;
-    int64_t decoded = 0;            // generated tokens that went through the model, which new_seconds is for
-    int64_t reused = 0;             // of prompt_tokens: found in the cache
-    std::vector<std::string> texts; // of --samples
-};
-
-double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
-
-class Runner {
-public:
-    Runner(const Options& o, const eval::Model& model, eval::Context context)
-        : o_(o), model_(model), context_(std::move(context)), sampler_(o.sampling) {}
-
-    void read(const std::string& text, bool first, bool parse) {
-        const std::vector<int32_t> tokens = model_.tokenize(text, first, parse);
-        if (tokens.empty()) bad_usage("the text has no tokens");
-        const double before = context_.seconds();
-        size_t known = 0; // a text from its beginning: what the cache holds of it already stays
-        if (first) {
-            while (known + 1 < tokens.size() && known < held_.size() && held_[known] == tokens[known])
-                ++known;
-            if (!held_.empty()) check(context_.truncate(int32_t(known)));
-            held_.resize(known);
-        }
-        {
-            ProgressBar bar;
-            check(context_.prefill(std::span(tokens).subspan(known), bar.receiver()));
-        }
-        held_.insert(held_.end(), tokens.begin() + int64_t(known), tokens.end());
-        totals_.reused += int64_t(known);
-        totals_.prompt_tokens += int64_t(tokens.size());
-        totals_.prompt_seconds += context_.seconds() - before;
-    }
-
-    // Streams an answer and returns its text.
-    std::string answer() {
-        std::string text;
-        const double before = context_.seconds();
-        totals_.stop = "count";
-        interrupted = 0;
-        const auto old = std::signal(SIGINT, on_interrupt);
-        for (int i = 0; o_.count < 0 || i < o_.count; ++i) {
-            const int32_t token = sampler_.next(context_);
-            if (model_.ends_generation(token)) {
-                totals_.stop = "end";
-                break;
-            }
-            ++totals_.new_tokens;
-            const std::string piece = model_.piece(token);
-            text += piece;
-            if (o_.json != "-") {
-                std::fwrite(piece.data(), 1, piece.size(), stdout);
-                std::fflush(stdout);
-            }
-            if (interrupted) {
-                totals_.stop = "interrupt";
-                break;
-            }
-            if (i + 1 == o_.count) break; // its successor is not wanted, so the model need not see it
-            if (context_.length() + 1 > context_.size()) {
-                totals_.stop = "context";
-                break;
-            }
-            const int32_t one[] = {token};
-            check(context_.decode(one));
-            held_.push_back(token);
-            ++totals_.decoded;
-        }
-        std::signal(SIGINT, old);
-        totals_.new_seconds += context_.seconds() - before;
-        totals_.text += text;
-        if (o_.json != "-") fmt::print("\n");
-        if (totals_.stop == "context") {
-            notice(fmt::format("stopped: the context of {} tokens is full (--ctx)", context_.size()));
-        }
-        return text;
-    }
-
-    // N answers to one prompt, a token of each a step. All begin from the prompt's rows, which are stored once.
-    void answer_all() {
-        const size_t n = size_t(o_.samples);
-        std::vector<Sample> live(n);
-        totals_.stop = "count";
-        interrupted = 0;
-        const auto old = std::signal(SIGINT, on_interrupt);
-        const double before = context_.seconds();
-        for (size_t i = 0; i < n; ++i) {
-            if (i > 0) check(context_.fork(0, int32_t(i)));
-            live[i].sampler = std::make_unique<Sampler>(o_.sampling, uint32_t(i));
-            take_token(live[i], -1); // all from the prompt's last logits
-        }
-        while (!interrupted) {
-            std::vector<int32_t> sequences, tokens;
-            for (size_t i = 0; i < n; ++i)
-                if (!live[i].done) sequences.push_back(int32_t(i)), tokens.push_back(live[i].token);
-            if (tokens.empty()) break;
-            if (context_.length_of(sequences.front()) + 1 > context_.size()) {
-                totals_.stop = "context";
-                break;
-            }
-            check(context_.decode_each(sequences, tokens));
-            totals_.decoded += int64_t(tokens.size());
-            for (size_t j = 0; j < sequences.size(); ++j)
-                take_token(live[size_t(sequences[j])], int32_t(j));
-        }
-        if (interrupted) totals_.stop = "interrupt";
-        std::signal(SIGINT, old);
-        totals_.new_seconds += context_.seconds() - before;
-        for (size_t i = 0; i < n; ++i) {
-            totals_.texts.push_back(live[i].text);
-            if (o_.json != "-") fmt::print("[sample {}]\n{}\n", i + 1, live[i].text);
-        }
-    }
-
-    // The same answers one run after the other, each reading the prompt itself; seconds of all.
-    void compare_with_separate_runs(const std::vector<int32_t>& prompt) {
-        const double together = totals_.prompt_seconds + totals_.new_seconds;
-        const int64_t tokens = totals_.new_tokens;
-        double apart = 0;
-        int64_t made = 0;
-        for (int32_t i = 0; i < o_.samples; ++i) {
-            context_.clear();
-            check(context_.prefill(prompt));
-            Sample one;
-            one.sampler = std::make_unique<Sampler>(o_.sampling, uint32_t(i));
-            const Totals kept = totals_;
-            for (take_token(one, -1); !one.done; take_token(one, -1)) {
-                if (context_.length() + 1 > context_.size()) break;
-                check(context_.decode(std::span(&one.token, 1)));
-            }
-            totals_ = kept;
-            made += one.count;
-            apart += context_.seconds();
-        }
-        fmt::print(stderr,
-                   "[{}] {} samples together: {} tokens in {:.2f} s, {:.1f} tok/s | one after the other: {} tokens in "
-                   "{:.2f} s, {:.1f} tok/s | {:.2f}x\n",
-                   o_.spec, o_.samples, tokens, together, rate(tokens, together), made, apart, rate(made, apart),
-                   rate(tokens, together) / std::max(1e-9, rate(made, apart)));
-    }
-
-    const std::vector<int32_t>& held() const { return held_; }
-
-    void converse(const std::string& first) {
-        Chat chat = take(Chat::open(model_.get()));
-        if (!o_.system.empty()) chat.add("system", o_.system);
-        const bool terminal = ::isatty(STDIN_FILENO) != 0;
-        if (terminal) notice("end with /exit or Ctrl-D; Ctrl-C ends an answer");
-        std::string said, line = first; // said: the part of the conversation that the cache holds
-        while (true) {
-            if (line.empty()) {
-                if (terminal) fmt::print("\n> "), std::fflush(stdout);
-                if (!std::getline(std::cin, line) || line == "/exit") break;
-                if (line.empty()) continue;
-            }
-            chat.add("user", line);
-            line.clear();
-            const std::string all = take(chat.render());
-            // Templates may rewrite earlier turns (trimmed text, for one); then the cache keeps the common beginning.
-            const bool continues = !said.empty() && all.compare(0, said.size(), said) == 0;
-            read(continues ? all.substr(said.size()) : all, !continues, true);
-            const std::string text = answer();
-            chat.add("assistant", text);
-            said = all + text;
-            // The last token of an answer is known but not in the cache; the next turn must bring it along.
-            if (totals_.stop != "end") said.clear();
-            if (totals_.stop == "context") break;
-        }
-    }
-
-    void finish() const {
-        const eval::CacheReport now = eval::report(context_);
-        const Footprint& f = now.footprint;
-        std::fflush(stdout); // the text stands before the summary, wherever both go
-        const double speed = rate(totals_.decoded, totals_.new_seconds);
-        const int64_t rows = context_.cache()->rows(0), packed = packed_rows();
-        if (!o_.json.empty()) {
-            const nlohmann::ordered_json out{{"model", o_.model},
-                                             {"spec", o_.spec},
-                                             {"version", KVMOSAIC_VERSION},
-                                             {"prompt_tokens", totals_.prompt_tokens},
-                                             {"tokens", totals_.new_tokens},
-                                             {"prefill_tok_s", rate(totals_.prompt_tokens, totals_.prompt_seconds)},
-                                             {"decode_tok_s", speed},
-                                             {"cache_tokens", rows},
-                                             {"packed_tokens", packed},
-                                             {"true_bits", f.true_bits()},
-                                             {"true_bits_k", f.true_bits(0)},
-                                             {"true_bits_v", f.true_bits(1)},
-                                             {"cache_bytes", f.cache_bytes()},
-                                             {"times_smaller", f.times_smaller()},
-                                             {"path", now.path},
-                                             {"isa", now.isa},
-                                             {"stop", totals_.stop},
-                                             {"reused_tokens", totals_.reused},
-                                             {"samples", totals_.texts},
-                                             {"text", totals_.text}};
-            write_json(o_.json, out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace), o_.force);
-        }
-        fmt::print(
-            stderr,
-            "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
-            "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({}){}\n",
-            o_.spec, totals_.new_tokens, speed, totals_.prompt_tokens,
-            rate(totals_.prompt_tokens, totals_.prompt_seconds), double(f.cache_bytes()) / (1 << 20), f.true_bits(),
-            f.times_smaller(), packed, rows, now.path, now.isa, sharing());
-    }
-
-private:
-    struct Sample {
-        std::unique_ptr<Sampler> sampler;
-        std::string text;
-        int32_t token = 0;
-        int count = 0;
-        bool done = false;
-    };
-
-    // The next token of a sample from the logits of an item of the last step.
-    void take_token(Sample& s, int32_t item) {
-        s.token = s.sampler->next(context_, item);
-        if (model_.ends_generation(s.token)) {
-            s.done = true;
-            return;
-        }
-        s.text += model_.piece(s.token);
-        ++s.count;
-        ++totals_.new_tokens;
-        s.done = s.count == o_.count;
-    }
-
-    // What was read once and used several times.
-    std::string sharing() const {
-        std::string text;
-        if (o_.samples > 1) text += fmt::format(" | {} samples share {} tokens", o_.samples, totals_.prompt_tokens);
-        if (totals_.reused > 0)
-            text += fmt::format(" | {} of {} prompt tokens reused", totals_.reused, totals_.prompt_tokens);
-        return text;
-    }
-
-    // Tokens that lie packed on both sides of the first layer that keeps any.
-    int64_t packed_rows() const {
-        const Cache* cache = context_.cache();
-        for (int32_t layer = 0; layer < int32_t(cache->shape().layers.size()); ++layer) {
-            if (!cache->shape().layers[size_t(layer)].has_kv()) continue;
-            return std::min(cache->packed_rows(0, layer, Side::key), cache->packed_rows(0, layer, Side::value));
-        }
-        return 0;
-    }
-
-    const Options& o_;
-    const eval::Model& model_;
-    eval::Context context_;
-    Sampler sampler_;
-    Totals totals_;
-    std::vector<int32_t> held_; // tokens that sequence 0 holds
-};
-
-void run(const Options& o, bool has_prompt) {
+void check_options(const RunOptions& o, bool has_text) {
     check_spec(o.spec);
     check_new_file("--json", o.json, o.force);
+    check_new_file("--save", o.save, o.force);
     if (o.count < -1) bad_usage("-n {}: -1 (until the model ends) or more", o.count);
-    const bool has_text = has_prompt || !o.file.empty();
-    if (!has_text && !o.chat) bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
+    if (!has_text && !o.chat && o.load.empty()) {
+        bad_usage("run: give a text with -p TEXT or -f FILE, or talk with --chat");
+    }
     if (o.chat && o.raw) bad_usage("--chat and --raw exclude each other");
     if (o.chat && o.samples > 1) bad_usage("--chat and --samples exclude each other");
     if (o.samples > 1 && o.count < 0) bad_usage("--samples needs a number of tokens: -n 1 or more");
     if (o.against && o.samples < 2) bad_usage("--against-separate compares several samples: give --samples N");
-    std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
+    if (o.against && !o.load.empty()) bad_usage("--against-separate reads the prompt anew, so --load excludes it");
+    if (o.samples > 1 && !o.save.empty()) bad_usage("--save keeps one answer, so --samples excludes it");
+    if (o.compress && o.save.empty()) bad_usage("--compress is for --save");
+    if (o.save == "-") bad_usage("--save -: a file is needed, standard output is for text");
+}
+
+void run(RunOptions o, bool has_prompt, bool has_spec) {
+    if (!o.load.empty() && !has_spec) o.spec = take(spec_of_file(o.load));
+    const bool has_text = has_prompt || !o.file.empty();
+    check_options(o, has_text);
+    const std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
     Opened opened = open_model(o.model, o.spec, o.ctx, o.common, o.samples, o.rollback);
     const eval::Model& model = opened.model;
     const Path way = opened.context.cache()->path();
@@ -311,38 +40,42 @@ void run(const Options& o, bool has_prompt) {
         fail("--require-fused: '{}' runs on the {} path here", o.spec, name_of(way));
     }
     Runner runner(o, model, std::move(opened.context));
+    std::optional<Saved> saved;
+    if (!o.load.empty()) saved = runner.load();
+    if (saved && o.chat && !saved->shaped) bad_usage("--load {}: it holds no conversation to go on with", o.load);
+    // A file of raw text is gone on with as raw text, a conversation as a conversation.
+    const bool shaped = o.chat || (saved ? saved->shaped && !o.raw : !o.raw && !model.chat_template().empty());
+    std::optional<Talk> talk;
+    if (shaped) talk.emplace(runner.open_talk(saved ? &*saved : nullptr));
     if (o.chat) {
-        runner.converse(text);
+        runner.converse(&*talk, text);
+    } else if (!has_text) {
+        runner.resume(talk ? &*talk : nullptr);
+    } else if (talk) {
+        runner.turn(&*talk, text);
     } else {
-        const bool shaped = !o.raw && !model.chat_template().empty();
-        if (shaped) {
-            Chat chat = take(Chat::open(model.get()));
-            if (!o.system.empty()) chat.add("system", o.system);
-            chat.add("user", text);
-            text = take(chat.render());
-        }
-        runner.read(text, true, shaped);
-        const std::vector<int32_t> prompt = runner.held();
+        runner.read(text, !saved, false);
         if (o.samples > 1)
             runner.answer_all();
         else
             runner.answer();
-        runner.finish();
-        if (o.against) runner.compare_with_separate_runs(prompt);
-        return;
     }
+    runner.save(talk ? &*talk : nullptr);
     runner.finish();
+    if (o.against) runner.compare_with_separate_runs(runner.tokens());
 }
 
 } // namespace
 
 void add_run(CLI::App& app) {
-    auto o = std::make_shared<Options>();
+    auto o = std::make_shared<RunOptions>();
     CLI::App* verb = app.add_subcommand("run", "generate text on a quantized cache, or chat");
     verb->add_option("-m,--model", o->model, "GGUF file, or a fetched name")->required();
     CLI::Option* prompt = verb->add_option("-p,--prompt", o->prompt, "the text, or what you say to a chat model");
     verb->add_option("-f,--file", o->file, "the text from a file (-: standard input)");
-    verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods)")->capture_default_str();
+    CLI::Option* spec =
+        verb->add_option("--cache", o->spec, "cache spec (kvmosaic methods; with --load, that of the file)")
+            ->capture_default_str();
     verb->add_option("-n", o->count, "most tokens to generate (-1: until the model ends)")->capture_default_str();
     verb->add_flag("--chat", o->chat, "interactive conversation with the model's template");
     verb->add_option("--system", o->system, "system message of the conversation");
@@ -369,16 +102,21 @@ void add_run(CLI::App& app) {
         ->capture_default_str();
     verb->add_flag("--require-fused", o->require_fused, "fail when attention cannot run on the packed codes");
     verb->add_option("--json", o->json, "summary and text as JSON into a file (-: standard output)");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    verb->add_option("--save", o->save, "at the end, save the sequence as it is, quantized, into a file");
+    verb->add_option("--load", o->load, "begin with a saved sequence: nothing of it is read by the model again");
+    verb->add_flag("--compress", o->compress, "compress the --save file (zstd)");
+    verb->add_flag("--force", o->force, "replace an existing --json or --save file");
     add_common(verb, &o->common);
     verb->footer("Examples\n"
                  "  kvmosaic run -m tiny -p \"What is the capital of France?\"\n"
                  "  kvmosaic run -m tiny --chat --cache kivi:bits=4\n"
                  "  kvmosaic run -m tiny -p \"Name a colour.\" --samples 4 -n 20\n"
+                 "  kvmosaic run -m tiny -p \"My name is Ada.\" --save chat.kv\n"
+                 "  kvmosaic run -m tiny --load chat.kv -p \"What is my name?\" --save chat.kv --force\n"
                  "  kvmosaic run -m model.gguf -f story.txt --raw -n 100 --temp 0 --cache mixkvq:hi=12,mid=1.6\n"
                  "The last line tells tokens per second, the cache's MiB and true bits per value now (raw windows and\n"
                  "metadata included, so a short text stands near 16), and the path that attention took.");
-    verb->callback([o, prompt] { run(*o, prompt->count() > 0); });
+    verb->callback([o, prompt, spec] { run(*o, prompt->count() > 0, spec->count() > 0); });
 }
 
 } // namespace kvmosaic::tool

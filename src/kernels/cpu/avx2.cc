@@ -2,7 +2,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/tables.h"
-#include "kernels/grid.h"
+#include "kernels/planes.h"
 #include "kernels/ref/ref.h"
 
 namespace kvmosaic::kernels::avx2 {

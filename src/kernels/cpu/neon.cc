@@ -3,7 +3,7 @@
 #include <arm_neon.h>
 
 #include "kernels/cpu/tables.h"
-#include "kernels/grid.h"
+#include "kernels/planes.h"
 #include "kernels/ref/ref.h"
 
 namespace kvmosaic::kernels::neon {

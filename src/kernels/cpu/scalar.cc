@@ -1,7 +1,7 @@
 // The portable table: vectors of four lanes, which every family of processors has or the compiler takes apart, and no
 // instruction beyond the family's base.
 #include "kernels/cpu/tables.h"
-#include "kernels/grid.h"
+#include "kernels/planes.h"
 #include "kernels/ref/ref.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi" // vectors of 32 bytes never cross a call here: all of it is inlined

@@ -27,6 +27,15 @@ Status failed(const char* what, cudaError_t error) {
 }
 cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }
 
+// A store that exists, and that kernels of this backend can be for.
+Status served(const StoreSpec& spec, Side side, int32_t dim) {
+    if (Status s = validate(spec, side, dim); !s) return s;
+    if (in_planes(spec.rule))
+        return Status(StatusCode::unsupported,
+                      std::string(name_of(side)) + " side: pages in planes are not on the GPU");
+    return Status();
+}
+
 // One allocation that is cut into arrays.
 struct Block {
     uint8_t* base = nullptr;
@@ -122,8 +131,8 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
                    ": heads must be a multiple of kv_heads");
     if (shape.rows < 1 || shape.rows > 16) return bad("rows = " + std::to_string(shape.rows) + ": must be 1 to 16");
     if (shape.max_sequences < 1) return bad("max_sequences: must be at least 1");
-    if (Status s = validate(shape.key, Side::key, shape.dim); !s) return s;
-    if (Status s = validate(shape.value, Side::value, shape.dim); !s) return s;
+    if (Status s = served(shape.key, Side::key, shape.dim); !s) return s;
+    if (Status s = served(shape.value, Side::value, shape.dim); !s) return s;
     if (shape.key.kind == StoreKind::tiered && !shape.key.page_map) {
         if (Status s = validate(shape.ladder, shape.dim); !s) return s;
         for (int i = 0; i + 1 < shape.ladder.count; ++i) {
@@ -271,7 +280,7 @@ cuda::EncodeParams encode_params(const EncodeCall& call) {
 
 Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
               const Ladder& ladder) {
-    if (Status s = validate(spec, side, dim); !s) return s;
+    if (Status s = served(spec, side, dim); !s) return s;
     if (call.type == ElementType::f32) return bad("type = f32: rows must be f16 or bf16");
     if (spec.kind == StoreKind::tiered) {
         if (Status s = validate(ladder, dim); !s) return s;
@@ -296,7 +305,7 @@ Status encode_mix(const MixCall& call, Stream stream) {
 
 Status restore(const StoreSpec& spec, Side side, int32_t dim, const RestoreCall& call, Stream stream,
                const Ladder& ladder) {
-    if (Status s = validate(spec, side, dim); !s) return s;
+    if (Status s = served(spec, side, dim); !s) return s;
     const bool coded = spec.kind == StoreKind::tiered && !call.widths.empty();
     if (coded && (call.widths.size() > 4 || !spec.page_map))
         return bad("widths: at most four, of tiered pages with a map");
@@ -325,7 +334,8 @@ Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const
 }
 
 Status append(const AppendCall& call, Stream stream) {
-    if (Status s = validate(call.value, Side::value, call.dim); !s) return s;
+    for (const auto& [spec, side] : {std::pair(call.key, Side::key), std::pair(call.value, Side::value)})
+        if (Status s = served(spec, side, call.dim); !s) return s;
     if (call.type == ElementType::f32 || call.memory.raw == ElementType::f32)
         return bad("type = f32: must be f16 or bf16");
     const DevicePage value = cuda::device_page(layout(call.value, Side::value, call.dim));

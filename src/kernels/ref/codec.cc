@@ -350,6 +350,10 @@ void encode(const PageLayout& page, const uint16_t* channels, const float* rows,
         put_map(page, channels, bytes);
     else
         channels = nullptr; // nobody could find them again
+    if (in_planes(page.rule)) {
+        encode_planes(page, channels, rows, bytes);
+        return;
+    }
     if (in_token(page)) {
         for (int32_t i = 0; i < n; ++i)
             encode_token(page, rows + int64_t(i) * page.dim, first + i, bytes);
@@ -367,10 +371,15 @@ void encode(const PageLayout& page, const uint16_t* channels, const float* rows,
 }
 
 void restore(const PageLayout& page, const uint8_t* bytes, int32_t first, int32_t n, float* out, int64_t stride) {
+    uint16_t channels[kMaxHeadDim];
+    for (int32_t p = 0; in_planes(page.rule) && p < page.dim; ++p)
+        channels[p] = uint16_t(map_at(page, bytes, p));
     for (int32_t i = 0; i < n; ++i) {
         const int32_t row = first + i;
         float* to = out + i * stride;
-        if (page.kind == StoreKind::raw) {
+        if (in_planes(page.rule)) {
+            restore_planes_row(page, bytes, channels, row, to);
+        } else if (page.kind == StoreKind::raw) {
             for (int32_t d = 0; d < page.dim; ++d)
                 to[d] = load(page.raw, bytes, uint32_t(row * page.dim + d));
         } else if (in_token(page)) {

@@ -10,12 +10,18 @@ void encode(const PageLayout& page, const uint16_t* channels, const float* rows,
             uint8_t* bytes);
 void restore(const PageLayout& page, const uint8_t* bytes, int32_t first, int32_t n, float* out, int64_t stride);
 
+// Pages in planes, whole ones. channels: [dim] at each ladder position, or null: the order of the rows.
+void encode_planes(const PageLayout& page, const uint16_t* channels, const float* rows, uint8_t* bytes);
+void restore_planes_row(const PageLayout& page, const uint8_t* bytes, const uint16_t* channels, int32_t token,
+                        float* out);
+
 // Writes the slots of the values that a page keeps apart. channels: [page.outliers], ascending, 0xFFFF in empty slots.
 void put_outliers(const PageLayout& page, const float* row, const uint16_t* channels, int32_t token, uint8_t* bytes);
 
 void load_raw(RawType type, const uint8_t* rows, int32_t n, int32_t dim, float* out, int64_t stride);
 void store_raw(RawType type, const float* x, int32_t dim, uint8_t* row, Counters* counters);
 void add_abs(RawType type, const float* q, int32_t dim, float* sum);
+void add_squares(RawType type, const float* q, int32_t dim, float* sum);
 
 void scores(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale, float* s,
             int64_t s_stride);

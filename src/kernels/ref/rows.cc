@@ -30,14 +30,30 @@ void store_raw(RawType type, const float* x, int32_t dim, uint8_t* row, Counters
     }
 }
 
-void add_abs(RawType type, const float* q, int32_t dim, float* sum) {
+namespace {
+
+// Calls f with each q[d] as the rows store it; what is no number counts as 0.
+template <class Add>
+void each_query(RawType type, const float* q, int32_t dim, Add add) {
     for (int32_t d = 0; d < dim; ++d) {
         if (!std::isfinite(q[d])) continue;
         float v = q[d];
         if (type == RawType::f16) v = f16_to_f32(f32_to_f16_sat(v));
         if (type == RawType::bf16) v = bf16_to_f32(f32_to_bf16_sat(v));
-        sum[d] += std::fabs(v);
+        add(d, v);
     }
+}
+
+} // namespace
+
+void add_abs(RawType type, const float* q, int32_t dim, float* sum) {
+    each_query(type, q, dim, [&](int32_t d, float v) { sum[d] += std::fabs(v); });
+}
+void add_squares(RawType type, const float* q, int32_t dim, float* sum) {
+    each_query(type, q, dim, [&](int32_t d, float v) {
+        const float square = v * v;
+        sum[d] += square;
+    });
 }
 
 void scores(const float* q, int32_t nq, const float* k, int64_t k_stride, int32_t n, int32_t dim, float scale, float* s,
@@ -109,9 +125,9 @@ void mix(const float* p, int64_t p_stride, const int32_t* lo, const int32_t* hi,
 namespace kvmosaic::kernels {
 
 const Table& reference() {
-    static const Table table = {"reference",    ref::encode,  ref::restore, ref::load_raw,
-                                ref::store_raw, ref::add_abs, ref::scores,  ref::reads_codes,
-                                ref::weigh,     ref::softmax, ref::mix};
+    static const Table table = {"reference",      ref::encode,  ref::restore,     ref::load_raw,
+                                ref::store_raw,   ref::add_abs, ref::add_squares, ref::scores,
+                                ref::reads_codes, ref::weigh,   ref::softmax,     ref::mix};
     return table;
 }
 
