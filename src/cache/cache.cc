@@ -210,11 +210,10 @@ Result<std::unique_ptr<Cache>> Cache::create(const ModelShape& shape, std::uniqu
                 im->calibration = hash_plan(im->calibration, plan);
                 im->plans.push_back(std::move(plan));
             }
-        const bool turns =
-            l.has_kv() && im->plans[size_t(im->side_index(layer, 0, Side::key))].space != KeySpace::post_rope;
-        const bool centred = turns && im->plans[size_t(im->side_index(layer, 0, Side::key))].space == KeySpace::centred;
-        im->turns.push_back(turns ? table_of(l.rope, im->turns) : nullptr);
-        im->means.push_back(centred ? table_of(l.rope, im->means) : nullptr);
+        const KeySpace space =
+            l.has_kv() ? im->plans[size_t(im->side_index(layer, 0, Side::key))].space : KeySpace::post_rope;
+        im->turns.push_back(space == KeySpace::pre_rope ? table_of(l.rope, im->turns) : nullptr);
+        im->means.push_back(space == KeySpace::centred ? table_of(l.rope, im->means) : nullptr);
         for (int32_t i = im->side_first[size_t(layer)]; i < im->side_count; ++i) {
             const Window& w = im->plans[size_t(i)].window;
             const Side side = (i - im->side_first[size_t(layer)]) % 2 ? Side::value : Side::key;

@@ -137,7 +137,7 @@ struct Cache::Impl {
     std::vector<const PageLayout*> front_layouts, raw_layouts, grid_layouts; // [side_count]
     std::vector<const PageLayout*> pin_layouts;                              // [side_count] null without pinned rows
     std::vector<uint32_t> worst;                         // [side_count] bytes of the largest page, tiered stores
-    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE or centred, else null
+    std::vector<std::shared_ptr<const TurnTable>> turns; // [L] for keys packed before RoPE, else null
     std::vector<std::shared_ptr<const MeanTable>> means; // [L] for centred keys, else null
     std::map<SeqId, std::shared_ptr<Sequence>> sequences;
     std::multimap<uint64_t, Prefix> prefixes; // by the hash of their tokens
@@ -150,7 +150,9 @@ struct Cache::Impl {
     // ---- layouts ----
     const PageLayout* intern(const PageLayout& layout);
     mutable std::mutex layouts_mutex;
-    std::unordered_multimap<uint64_t, std::unique_ptr<PageLayout>> layouts;
+    std::vector<std::unique_ptr<PageLayout>> layouts;
+    std::unordered_multimap<uint64_t, const PageLayout*> layout_index; // by what differs between pages of one store
+    void forget_layouts(size_t kept);                                  // all but the first `kept`
 
     // ---- indices ----
     int32_t side_index(int32_t layer, int32_t head, Side side) const {

@@ -60,7 +60,7 @@ void compose(int32_t pairs, const float* by, float* turn) {
 
 } // namespace
 
-MeanTable::MeanTable(const Rope& rope) : rope_(rope), pairs_(rope.known ? rope.rotary / 2 : 0) {
+MeanTable::MeanTable(const Rope& rope) : turns_(rope), pairs_(rope.known ? rope.rotary / 2 : 0) {
     std::vector<int32_t> order(static_cast<size_t>(pairs_));
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return rope.angle(x) > rope.angle(y); });

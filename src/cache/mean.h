@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/basis.h"
 #include "kernels/kernels.h"
 #include "kvmosaic/shape.h"
 
@@ -20,7 +21,8 @@ struct Scratch;
 class MeanTable {
 public:
     explicit MeanTable(const Rope& rope);
-    const Rope& rope() const { return rope_; }
+    const Rope& rope() const { return turns_.rope(); }
+    const TurnTable& turns() const { return turns_; }
 
     // rows[t] += sign * R_position[t] mean. rows: [n][stride]; base: position of the page's first row. The same fp32
     // operations for a row whatever n is, so that what encoding takes off decoding puts back.
@@ -38,7 +40,7 @@ public:
 private:
     void angle(int64_t position, float* turn) const; // turn: [2 * pairs] cosines, then sines
 
-    Rope rope_;
+    TurnTable turns_;
     int32_t pairs_ = 0, fast_ = 0, terms_ = 0, width_ = 0; // width: numbers that stand for a query
     std::vector<int32_t> a_, b_;                           // [pairs] channels of each pair, fastest first
     std::vector<double> angles_;                           // [pairs] a position

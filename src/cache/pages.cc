@@ -15,10 +15,17 @@ const PageLayout* Cache::Impl::intern(const PageLayout& layout) {
     for (int i = 0; i < layout.tier_count; ++i)
         hash = fnv1a(&layout.tiers[size_t(i)].live, sizeof(uint16_t), hash * 31 + layout.tiers[size_t(i)].bits);
     const std::lock_guard lock(layouts_mutex);
-    const auto [first, last] = layouts.equal_range(hash);
+    const auto [first, last] = layout_index.equal_range(hash);
     for (auto it = first; it != last; ++it)
-        if (*it->second == layout) return it->second.get();
-    return layouts.emplace(hash, std::make_unique<PageLayout>(layout))->second.get();
+        if (*it->second == layout) return it->second;
+    layouts.push_back(std::make_unique<PageLayout>(layout));
+    return layout_index.emplace(hash, layouts.back().get())->second;
+}
+
+void Cache::Impl::forget_layouts(size_t kept) {
+    const std::lock_guard lock(layouts_mutex);
+    for (; layouts.size() > kept; layouts.pop_back())
+        std::erase_if(layout_index, [&](const auto& entry) { return entry.second == layouts.back().get(); });
 }
 
 Page* Cache::Impl::new_page(const PageLayout* layout, uint32_t bytes, bool zero, bool evict) {
@@ -126,9 +133,8 @@ Basis Cache::Impl::basis(const Sequence& seq, int32_t layer, int32_t head, Side 
     const int64_t row = plans[size_t(index)].window.front + slot * kPageTokens;
     Basis b;
     b.plan = &plan_of(state, index);
-    const KeySpace space = side == Side::key ? b.plan->space : KeySpace::post_rope;
-    if (space == KeySpace::pre_rope) b.turn = turns[size_t(layer)].get();
-    if (space == KeySpace::centred && !b.plan->mean.empty()) b.mean = means[size_t(layer)].get();
+    if (side == Side::key) b.turn = turns[size_t(layer)].get();
+    if (!b.plan->mean.empty()) b.mean = means[size_t(layer)].get();
     b.positions = seq.positions.data() + row;
     b.base = *b.positions;
     b.head = head % b.plan->transform.joined;

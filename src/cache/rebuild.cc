@@ -28,7 +28,7 @@ bool Cache::Impl::rebuild_side(const Sequence& from, Sequence& to, int32_t layer
     const int64_t front = plan.window.front, rows = int64_t(how.positions.size());
     const int64_t beyond = std::max<int64_t>(0, rows - front);
     const bool turns_keys = side == Side::key && how.turned_first < how.turned_end;
-    const bool codes_stay = turns_keys && plan.space == KeySpace::pre_rope; // packed as they were before rotation
+    const bool codes_stay = turns_keys && turns[size_t(layer)] != nullptr; // packed as they were before rotation
     const int64_t old_packed = from.packed[packed_index(layer, side)];
     const int64_t packed = to.packed[packed_index(layer, side)];
 
@@ -119,8 +119,7 @@ std::shared_ptr<Sequence> Cache::Impl::rebuild(const Sequence& from, const Rebui
             const size_t i = packed_index(layer, side);
             const int64_t front = window(layer, side).front;
             int64_t changed = std::min(how.first, rows);
-            const KeySpace space = plans[size_t(side_index(layer, 0, side))].space;
-            if (side == Side::key && space != KeySpace::pre_rope && how.turned_first < how.turned_end)
+            if (side == Side::key && !turns[size_t(layer)] && how.turned_first < how.turned_end)
                 changed = std::min(changed, how.turned_first);
             const int64_t kept = std::max<int64_t>(0, changed - front);
             // Packed rows of the page that is cut return to raw, with all behind them.

@@ -17,9 +17,8 @@ using state::Tag;
 // Reads one state into a fresh sequence; what it has made stays there for the caller to free when it fails.
 class Cache::Impl::Loader {
 public:
-    // `fresh`: layouts that the cache did not have are noted there.
-    Loader(Impl& im, Sequence* seq, std::vector<Section> sections, std::vector<const PageLayout*>* fresh)
-        : im_(im), seq_(*seq), sections_(std::move(sections)), fresh_(fresh) {}
+    Loader(Impl& im, Sequence* seq, std::vector<Section> sections)
+        : im_(im), seq_(*seq), sections_(std::move(sections)) {}
 
     const std::vector<Section>& sections() const { return sections_; }
     const Sequence& sequence() const { return seq_; }
@@ -162,11 +161,11 @@ private:
         array(&plan->transform.shift, "shift");
         array(&plan->transform.scale, "scale");
         array(&plan->transform.order, "order");
-        if (r.ok()) r.refuse(validate(plan->transform, dim, im_.shape.layers[size_t(layer)].kv_heads).message());
         array(&plan->mean, "mean");
         r.expect(plan->mean.empty() == (initial.space != KeySpace::centred), "mean: not of this method, or missing");
         for (const float m : plan->mean)
-            r.expect(std::fabs(m) <= 65504.0f, "mean: a value is no number of f16");
+            r.expect(std::isfinite(m) && m == f16_to_f32(f32_to_f16_sat(m)), "mean: a value is not one of f16");
+        if (r.ok()) r.refuse(validate(plan->transform, dim, im_.shape.layers[size_t(layer)].kv_heads).message());
         r.array(&plan->pinned, size_t(initial.pins), "pinned");
         for (size_t i = 0; i < plan->pinned.size(); ++i)
             r.expect(plan->pinned[i] < kPageTokens && (i == 0 || plan->pinned[i - 1] < plan->pinned[i]),
@@ -200,14 +199,13 @@ private:
                 Ladder ladder;
                 state::get_ladder(&r, plan.store, dim, &ladder);
                 if (!r.ok()) return;
-                const PageLayout* l = noted([&] { return im_.intern(layout(plan.store, side, dim, ladder)); });
+                const PageLayout* l = im_.intern(layout(plan.store, side, dim, ladder));
                 r.expect(r.get<uint32_t>("page bytes") == l->bytes, "page bytes: not those of the layout");
                 if (!r.ok() || !make(&held.slots[i].packed, l)) return;
                 uint8_t* bytes = held.slots[i].packed->bytes();
                 if (r.bytes(bytes, l->bytes, "page")) r.refuse(state::page_fault(*l, bytes));
             }
-            if (e.coded < e.rows && r.ok() &&
-                make(&held.slots[i].raw, noted([&] { return im_.raw_page(index, e.rows); }))) {
+            if (e.coded < e.rows && r.ok() && make(&held.slots[i].raw, im_.raw_page(index, e.rows))) {
                 const size_t skip = size_t(e.coded) * size_t(dim) * bytes_of(plan.raw);
                 raw_rows(r, held.slots[i].raw->bytes() + skip, size_t(e.rows - e.coded), index, "raw rows");
             }
@@ -219,14 +217,6 @@ private:
         const size_t values = rows * size_t(im_.raw_layouts[size_t(index)]->dim);
         if (r.bytes(to, values * bytes_of(type), field) && !state::all_finite(type, to, values))
             r.refuse(std::string(field) + ": a value is not finite");
-    }
-
-    template <typename F>
-    const PageLayout* noted(F intern) {
-        const size_t before = im_.layouts.size();
-        const PageLayout* layout = intern();
-        if (im_.layouts.size() > before) fresh_->push_back(layout);
-        return layout;
     }
 
     bool make(Page** at, const PageLayout* layout) {
@@ -288,7 +278,6 @@ private:
     Impl& im_;
     Sequence& seq_;
     std::vector<Section> sections_;
-    std::vector<const PageLayout*>* fresh_;
     size_t next_ = 0;
     bool memory_ = true;
 };
@@ -301,15 +290,13 @@ Status Cache::load(SeqId id, std::span<const uint8_t> bytes) {
 // Sequences under way. Unless they are kept, nothing is left of them, also when memory ran out in an exception.
 struct Cache::Impl::Loaded {
     Impl& im;
-    std::vector<const PageLayout*> fresh = {};
+    size_t layouts = im.layouts.size();
     std::vector<std::shared_ptr<Sequence>> made = {};
     ~Loaded() {
         if (made.empty()) return;
         for (auto& seq : made)
             im.drop_sequence(seq);
-        std::erase_if(im.layouts, [&](const auto& l) {
-            return std::find(fresh.begin(), fresh.end(), l.second.get()) != fresh.end();
-        });
+        im.forget_layouts(layouts);
     }
 };
 
@@ -336,7 +323,7 @@ Status Cache::load(std::span<const SavedSequence> saved) {
         auto parts = state::sections(saved[i].bytes);
         if (!parts) return failed(parts.status());
         made.push_back(im.make_sequence());
-        Impl::Loader loader(im, made.back().get(), std::move(*parts), &loaded.fresh);
+        Impl::Loader loader(im, made.back().get(), std::move(*parts));
         if (const Status st = loader.read(done); !st) return failed(st);
         im.rebase(*made.back());
         done.push_back(std::move(loader));

@@ -76,9 +76,8 @@ bool permutation(const PageLayout& page, const uint8_t* map) {
 
 std::string page_fault(const PageLayout& page, const uint8_t* bytes) {
     const size_t params = size_t(page.groups) * page.columns;
-    const bool planes =
-        in_planes(page.rule) && page.kind != StoreKind::raw; // 8-bit parameters: all of them are numbers
-    if (planes && !all_finite(RawType::f16, bytes + page.unit_offset, page.rule == GridRule::fitted ? 2 : 1))
+    const bool planes = in_planes(page.rule); // whose parameters are numbers whatever their bits are, but for the units
+    if (planes && !all_finite(RawType::f16, bytes + page.unit_offset, page.side == Side::key ? 1 : 2))
         return "units: a value is not finite";
     if (!planes && page.has_scales() && !params_finite(page.params, bytes + page.scale_offset, params))
         return "scales: a value is not finite";

@@ -28,7 +28,7 @@ void for_each_field(A& a, B& b, F f) {
     f("page map", a.plan.store.page_map, b.plan.store.page_map);
     f("outliers", a.plan.store.outliers, b.plan.store.outliers);
     f("vectors", a.plan.store.vectors, b.plan.store.vectors);
-    f("wide", a.plan.store.wide, b.plan.store.wide);
+    f("wide channels", a.plan.store.wide, b.plan.store.wide);
     f("shrinks", a.plan.store.shrinks, b.plan.store.shrinks);
     f("codebook", a.book, b.book);
     f("edges", a.edges, b.edges);

@@ -40,8 +40,8 @@ void Cache::Impl::freeze(StepSequence& s, int32_t layer, int32_t head, Side side
         table->load_raw(plans[size_t(index)].raw, raw_row(index, state, r), int32_t(end - r), dim, rows + r * dim, dim);
         r = end;
     }
-    if (side == Side::key && plans[size_t(index)].space == KeySpace::centred)
-        turns[size_t(layer)]->turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
+    if (side == Side::key && means[size_t(layer)])
+        means[size_t(layer)]->turns().turn(rows, count, dim, s.seq->positions.data(), s.seq->positions[0], -1);
     PlanInput in;
     in.side = side;
     in.layer = layer;
@@ -78,8 +78,8 @@ void Cache::Impl::add_query(SideState& state, int32_t layer, RawType type, const
         state.abs_sum[size_t(d)] += x[d];
 }
 
-// The raw rows of a block of all heads that are joined with the first one, keys turned back where they are packed so:
-// [flush][joined * D], in the thread's working memory.
+// The raw rows of a block of all heads that are joined with the first one, keys turned back or centred as they are
+// packed: [flush][joined * D], in the thread's working memory.
 float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side,
                                int64_t packed) const {
     const int32_t first_index = side_index(layer, first_head, side);
@@ -94,11 +94,10 @@ float* Cache::Impl::block_rows(const Sequence& seq, int32_t layer, int32_t first
         table->load_raw(fixed.raw, slot.raw->bytes() + size_t(first) * row_bytes, flush, dim, rows + h * dim, width);
     }
     const int32_t* positions = seq.positions.data() + fixed.window.front + (packed - first);
-    if (side == Side::key && fixed.space == KeySpace::centred) {
-        const std::vector<float>& mean = plan_of(seq.sides[size_t(first_index)], first_index).mean;
-        if (!mean.empty())
-            means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
-    } else if (side == Side::key && turns[size_t(layer)]) {
+    const std::vector<float>& mean = plan_of(seq.sides[size_t(first_index)], first_index).mean;
+    if (!mean.empty())
+        means[size_t(layer)]->add(mean.data(), -1.0f, rows, flush, dim, dim, positions + first, *positions);
+    if (side == Side::key && turns[size_t(layer)]) {
         for (int32_t h = 0; h < joined; ++h)
             turns[size_t(layer)]->turn(rows + h * dim, flush, width, positions + first, *positions, -1);
     }

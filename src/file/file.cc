@@ -86,7 +86,7 @@ Status read_positions(std::span<const uint8_t> bytes, size_t layers, FileInfo::S
 
 // Whether there can be a plan for each layer, head and side: whoever makes a cache of the model takes memory for them.
 bool plausible(const ModelShape& model, size_t bytes) {
-    constexpr size_t kLeast = 64; // of a plan, and a little less
+    constexpr size_t kLeast = 64; // of a plan
     size_t plans = 0;
     for (const LayerShape& l : model.layers)
         plans += 2 * size_t(std::max(0, l.kv_heads));

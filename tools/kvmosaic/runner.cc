@@ -253,6 +253,7 @@ void Runner::finish() const {
                                          {"true_bits_v", f.true_bits(1)},
                                          {"cache_bytes", f.cache_bytes()},
                                          {"times_smaller", f.times_smaller()},
+                                         {"pages_raised", f.raised},
                                          {"path", now.path},
                                          {"isa", now.isa},
                                          {"stop", totals_.stop},
@@ -265,10 +266,10 @@ void Runner::finish() const {
         f.raised > 0 ? fmt::format(", guard: {} of {} key pages at more bits", f.raised, f.ladders) : "";
     fmt::print(stderr,
                "[{}] {} tokens at {:.1f} tok/s (prompt {} at {:.1f}) | cache {:.2f} MiB, {:.2f} true bits per value, "
-               "{:.2f}x smaller than 16 bit ({} of {} tokens packed) | {} path ({}){}\n",
+               "{:.2f}x smaller than 16 bit ({} of {} tokens packed{}) | {} path ({}){}\n",
                o_.spec, totals_.new_tokens, speed, totals_.prompt_tokens,
                rate(totals_.prompt_tokens, totals_.prompt_seconds), double(f.cache_bytes()) / (1 << 20), f.true_bits(),
-               f.times_smaller(), packed, rows, now.path, now.isa, sharing());
+               f.times_smaller(), packed, rows, guard, now.path, now.isa, sharing());
 }
 
 // The next token of a sample from the logits of an item of the last step.
