@@ -242,6 +242,28 @@ TEST(SequenceFile, RefusesByField) {
     EXPECT_EQ(cache->rows(4), 0);
 }
 
+// What a sequence decided once has a mean of keys where the method takes one off, and nowhere else.
+TEST(SequenceFile, MeansBelongToTheirMethod) {
+    const auto with_mean = [](Bytes& b) { // of the first side: u8 1, tiers, three arrays, then the mean
+        size_t at = 2 + 3 * size_t(b[1]);
+        for (const size_t width : {4, 4, 2}) {
+            uint32_t count = 0;
+            std::memcpy(&count, b.data() + at, sizeof(count));
+            at += 4 + width * count;
+        }
+        const uint32_t none = 0, count = 32;
+        ASSERT_EQ(std::memcmp(b.data() + at, &none, 4), 0);
+        std::memcpy(b.data() + at, &count, sizeof(count));
+        b.insert(b.begin() + ptrdiff_t(at) + 4, 32 * sizeof(float), 0);
+    };
+    for (const char* spec : {"pnmix", "innerq"}) {
+        const auto cache = filled(spec, 200);
+        const Bytes good = file_of(*cache);
+        const std::string said = refusal(cache.get(), changed(good, uint32_t(state::Tag::decided), with_mean));
+        EXPECT_NE(said.find("decided: mean: not of this method"), std::string::npos) << said;
+    }
+}
+
 TEST(SequenceFile, RefusesWhatCannotBeSaved) {
     const auto cache = filled("f16", 20);
     const auto said = [&](const std::vector<FileSequence>& what, const FileOptions& options = {}) {
