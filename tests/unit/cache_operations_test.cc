@@ -80,6 +80,10 @@ TEST(Prefix, EvictionByUse) {
         feed(*cache, text, 0, 10, s++);
     EXPECT_EQ(st.code(), StatusCode::out_of_capacity) << st.message();
     EXPECT_NE(st.message().find(std::to_string(options.max_bytes)), std::string::npos) << st.message();
+    std::vector<StepRow> many;
+    for (int32_t i = 0; i < 200; ++i)
+        many.push_back({i, {&s, 1}});
+    EXPECT_EQ(cache->begin_step(many).code(), StatusCode::out_of_capacity); // nor may a step take them
     EXPECT_EQ(cache->find_prefix(ids(1000, 300)), 0);
     EXPECT_EQ(cache->find_prefix(ids(3000, 400)), 360);
     EXPECT_EQ(cache->find_prefix(ids(3000, 301)), 300);
