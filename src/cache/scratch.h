@@ -20,10 +20,10 @@ struct Scratch {
         if (b.size() < n) b.resize(n);
         return b.data();
     }
-    // Ranges [0, n) for `rows` rows: lower ends, then upper ends.
-    int32_t* bounds(int32_t rows, int32_t n) {
-        whole.assign(size_t(rows), 0);
-        whole.resize(size_t(rows) * 2, n);
+    // Ranges [0, n) for `count` rows: lower ends, then upper ends.
+    int32_t* bounds(int32_t count, int32_t n) {
+        whole.assign(size_t(count), 0);
+        whole.resize(size_t(count) * 2, n);
         return whole.data();
     }
     // What kernels::Table::weigh works in, aligned to 64.

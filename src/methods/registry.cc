@@ -10,7 +10,7 @@ namespace kvmosaic {
 
 namespace {
 
-constexpr const char* kAutoGuard = "0.1"; // of `auto`: docs/mosaic.md
+constexpr const char* kAutoGuard = "0.3"; // of `auto`: docs/mosaic.md
 constexpr size_t kMaxSpec = 1000;         // characters; longer is a mistake, not a spec
 
 const std::vector<const MethodEntry*>& entries() {

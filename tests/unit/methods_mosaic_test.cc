@@ -206,9 +206,9 @@ TEST(Mosaic, PresetsByBits) {
 }
 
 TEST(Mosaic, AutoIsItsName) {
-    EXPECT_EQ(open("auto:bits=2.5")->spec(), "mosaic:bits=2.5,guard=0.1");
+    EXPECT_EQ(open("auto:bits=2.5")->spec(), "mosaic:bits=2.5,guard=0.3");
     EXPECT_EQ(open("auto:bits=2.5,guard=0")->spec(), "mosaic:bits=2.5");
-    EXPECT_EQ(open("auto")->spec(), "mosaic:bits=3,guard=0.1");
+    EXPECT_EQ(open("auto")->spec(), "mosaic:bits=3,guard=0.3");
     EXPECT_NE(open_method("auto:bits=hello").status().message().find("bits"), std::string::npos);
 }
 
