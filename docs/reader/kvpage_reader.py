@@ -42,29 +42,13 @@ CHUNKS = {
     8: (8, [(4, 0), (4, 4)]),
 }
 # What a rule stores: scales, offsets.
-RULES = {
-    "asym": (True, True),
-    "midpoint": (True, True),
-    "integer": (True, True),
-    "symmetric": (True, False),
-    "extreme": (True, False),
-    "hybrid_1bit": (True, True),
-    "hybrid_4level": (True, True),
-    "codebook_norm": (True, False),
-    "codebook_range": (True, True),
-    "codebook_fixed": (False, False),
-    "searched": (True, True),
-    "fitted": (True, True),
-}
+BOTH = "asym midpoint integer hybrid_1bit hybrid_4level codebook_range searched fitted"
+RULES = dict.fromkeys(BOTH.split(), (True, True)) | dict.fromkeys("symmetric extreme codebook_norm".split(), (True, False))
+RULES["codebook_fixed"] = (False, False)
 # Pages in planes: the side and kind of store of each such rule, planes in their order with the position of their lowest
 # bit in the codes of each width that has them, the order of a ladder's widths, and the steps of values by width.
 IN_PLANES = {"searched": ("key", "tiered"), "fitted": ("value", "grid")}
-PLANES = [
-    (4, {8: 0, 6: 0, 5: 0, 4: 0}),
-    (4, {8: 4}),
-    (2, {6: 4, 3: 0, 2: 0}),
-    (1, {5: 4, 3: 2, 1: 0}),
-]
+PLANES = [(4, {8: 0, 6: 0, 5: 0, 4: 0}), (4, {8: 4}), (2, {6: 4, 3: 0, 2: 0}), (1, {5: 4, 3: 2, 1: 0})]
 PLANE_LADDER = [8, 4, 6, 2, 3, 1, 0]
 STEPS = [0.0, 1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041]
 KEYS = set(
@@ -111,7 +95,7 @@ class Layout:
             self.raw = page["raw"]
             self.bytes = round_up(self.tokens * self.dim * SIZES[self.raw], ALIGN)
             return
-        self.params, self.rule, self.levels = page["params"], page.get("rule", "asym"), page.get("levels", 0)
+        self.rule, self.levels = page.get("rule", "asym"), page.get("levels", 0)
         if self.store not in ("grid", "tiered", "codebook"):
             raise ValueError(f"unknown store {self.store}")
         if self.rule not in RULES or (self.store == "codebook") != self.rule.startswith("codebook"):
@@ -124,6 +108,7 @@ class Layout:
             return
         if "wide" in page:
             raise ValueError(f"a {self.rule} page has no wide channels")
+        self.params = page["params"]
         lane_axis, depth_axis = ("tokens", "channels") if self.key else ("channels", "tokens")
         if page.get("axis", lane_axis) not in (lane_axis, depth_axis):
             raise ValueError(f"unknown axis {page['axis']}")
@@ -168,7 +153,6 @@ class Layout:
     def lay_planes(self, page):
         if IN_PLANES[self.rule] != (page["side"], self.store) or self.levels or "edges" in page:
             raise ValueError(f"no {self.rule} page is like this")
-        self.map_element = 0
         self.blocks = -(-self.lanes // 8)
         if self.key:
             widths = [bits for bits, _ in page["ladder"]]
@@ -198,8 +182,7 @@ class Layout:
         self.zero_offset = at + (self.dim if self.key else self.tokens)
         self.unit_offset = round_up(self.zero_offset + self.dim, 2)
         self.map_offset = self.unit_offset + (2 if self.key else 4)
-        if self.key and page.get("map", True):
-            self.map_element = 2 if self.dim > 256 else 1
+        self.map_element = (2 if self.dim > 256 else 1) if self.key and page.get("map", True) else 0
         self.bytes = round_up(self.map_offset + self.dim * self.map_element, ALIGN)
 
     def plane_sites(self, bits, lane, depth):

@@ -8,13 +8,12 @@ library. Run it again only when the format changes on purpose, and say so in the
 """
 
 import math
-import os
 import struct
-import sys
 import zlib
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "reader"))
-from kvpage_reader import IN_PLANES, PAGE_TOKENS, SIZES, STEPS, Layout, f32, power, read_float  # noqa: E402
+from floats import channel_at, encode_float, round_even, rounded  # puts the reader's folder on the path
+from kvpage_reader import IN_PLANES, PAGE_TOKENS, SIZES, Layout, f32
+from planes import encode_planes
 
 MASK = (1 << 64) - 1
 
@@ -38,32 +37,6 @@ def rows_of(dim):
             row.append(value)
         rows.append(row)
     return rows
-
-
-def channel_at(position, dim):
-    return (position * 37 + 11) % dim
-
-
-def round_even(x):
-    return round(x)  # Python rounds half to even
-
-
-def encode_float(kind, x):
-    """Bytes of x, half to even; the golden inputs overflow no type but f8e4m3, which saturates."""
-    if kind == "f16":
-        return struct.pack("<e", x)
-    if kind == "bf16":
-        bits = struct.unpack("<I", struct.pack("<f", x))[0]
-        return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-    codes = range(0x7F)
-    magnitude = min(abs(x), 448.0)
-    # The nearest of the 127 finite magnitudes; of two, the even code.
-    best = min(codes, key=lambda c: (abs(read_float("f8e4m3", bytes([c]), 0, 0) - magnitude), c & 1))
-    return bytes([best | (0x80 if struct.pack("<f", x)[3] & 0x80 else 0)])
-
-
-def rounded(kind, x):
-    return read_float(kind, encode_float(kind, x), 0, 0)
 
 
 LARGEST = {"f16": 65504.0, "bf16": float.fromhex("0x1.FEp127"), "f8e4m3": 448.0}
@@ -171,115 +144,6 @@ def outliers_of(page, row):
         found.append(max(left, key=key))  # of equal ones the first, which is the lowest channel
         left.remove(found[-1])
     return sorted(found)
-
-
-def sum_of(values):
-    total = 0.0
-    for x in values:
-        total = f32(total + x)
-    return total
-
-
-def in_eight(values):
-    """Sum in eight parts, folded."""
-    part = [sum_of(values[i::8]) for i in range(8)]
-    for half in (4, 2, 1):
-        for i in range(half):
-            part[i] = f32(part[i] + part[i + half])
-    return part[0]
-
-
-def logarithm(unit, x, sixteenths):
-    """The largest j with unit * 2^(-j * sixteenths / 16) >= x, or 0."""
-    return max((j for j in range(256) if f32(unit * power(j * sixteenths)) >= x), default=0)
-
-
-def whole_offset(x):
-    return max(-127, min(127, round_even(x)))
-
-
-def code_at(x, middle, top):
-    return max(0, min(top, round_even(f32(x + middle))))
-
-
-def search(x, bits, middle, half, unit, shrinks):
-    """Logarithm, offset and codes of a channel of a searched page."""
-    best, top = None, (1 << bits) - 1
-    for shrink in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)[: shrinks if bits else 1]:
-        log = logarithm(unit, f32(f32(shrink) * half), 2)
-        h = f32(unit * power(2 * log))
-        offset = whole_offset(f32(middle * f32(16.0 / h)))
-        scale, codes, error = f32(f32(2.0 * h) / top) if bits else 0.0, [0] * len(x), 0.0
-        zero = f32(f32(offset * f32(h / 16.0)) - h)
-        if bits:
-            codes = [code_at(f32(f32(one - zero) * f32(1.0 / scale)), 0.0, top) for one in x]
-            squares = [f32(f32(one - f32(zero + f32(scale * code))) ** 2) for one, code in zip(x, codes)]
-            error = sum_of(f32(square * square) for square in squares)
-        if best is None or error < best[0]:
-            best = error, log, offset, codes
-    return best[1:]
-
-
-def encode_keys(page, layout, rows, data, put):
-    ranges, count = [], float(PAGE_TOKENS)
-    columns = [[row[channel_at(p, layout.dim)] for row in rows] for p in range(layout.dim)]
-    for x, bits in zip(columns, layout.bits):
-        middle, half = f32(0.5 * max(x) + 0.5 * min(x)), f32(0.5 * max(x) - 0.5 * min(x))
-        if bits == 0:
-            middle = f32(sum_of(x) / count)
-            half = f32(math.sqrt(f32(sum_of(f32(f32(one - middle) ** 2) for one in x) / count)))
-        ranges.append((middle, max(half, f32(abs(middle) / f32(7.9)))))
-    unit = rounded("f16", max(half for _, half in ranges))
-    data[layout.unit_offset : layout.unit_offset + 2] = encode_float("f16", unit)
-    for p, (x, bits, (middle, half)) in enumerate(zip(columns, layout.bits, ranges)):
-        log, offset, codes = search(x, bits, middle, half, unit, page.get("shrinks", 7))
-        data[layout.scale_offset + p], data[layout.zero_offset + p] = log, offset & 255
-        for token, code in enumerate(codes):
-            put(bits, token, p, code)
-
-
-def encode_values(page, layout, rows, data, put):
-    dim = layout.dim
-    steps, middles = [f32(STEPS[bits]) for bits in layout.bits], [((1 << bits) - 1) / 2 for bits in layout.bits]
-    squares = [sum_of(f32(row[c] * row[c]) for row in rows) for c in range(dim)]
-    mean_unit = rounded("f16", f32(f32(math.sqrt(f32(in_eight(squares) / (PAGE_TOKENS * dim)))) / 16.0))
-    means = []
-    for c in range(dim):
-        offset = whole_offset(f32(f32(sum_of(row[c] for row in rows) / PAGE_TOKENS) * f32(1.0 / mean_unit)))
-        data[layout.zero_offset + c] = offset & 255
-        means.append(f32(offset * mean_unit))
-    rows = [[f32(x - mean) for x, mean in zip(row, means)] for row in rows]
-
-    def codes_of(row, s):
-        inverse = [f32(f32(1.0 / s) * f32(1.0 / step)) if s else 0.0 for step in steps]
-        return [code_at(f32(x * by), middle, int(2 * middle)) for x, by, middle in zip(row, inverse, middles)]
-
-    fitted = []
-    for row in rows:
-        s = f32(math.sqrt(f32(in_eight([f32(x * x) for x in row]) / dim)))
-        for _ in range(2):
-            levels = [f32((code - middle) * step) for code, middle, step in zip(codes_of(row, s), middles, steps)]
-            along = in_eight([f32(x * level) for x, level in zip(row, levels)])
-            s = f32(along / in_eight([f32(level * level) for level in levels])) if along > 0 else 0.0
-        fitted.append(s)
-    unit = rounded("f16", max(fitted))
-    data[layout.unit_offset : layout.unit_offset + 4] = encode_float("f16", unit) + encode_float("f16", mean_unit)
-    for token, (row, s) in enumerate(zip(rows, fitted)):
-        data[layout.scale_offset + token] = log = logarithm(unit, s, 1)
-        for c, code in enumerate(codes_of(row, f32(unit * power(log)))):
-            put(layout.bits[c], c, token, code)
-
-
-def encode_planes(page, layout, rows):
-    """A page in planes, but for its map."""
-    data = bytearray(layout.bytes)
-
-    def put(bits, lane, depth, code):
-        for byte, shift, width, weight in layout.plane_sites(bits, lane, depth):
-            data[byte] |= (code >> weight & (1 << width) - 1) << shift
-
-    (encode_keys if layout.key else encode_values)(page, layout, rows, data, put)
-    return data
 
 
 def put_map(layout, data):
