@@ -15,6 +15,7 @@ A dump is one or more pages, each a line of JSON that says what the page is, fol
     params  type of scales and offsets: "f16", "bf16" or "f8e4m3"
     rule    one of RULES below; without it "asym"
     levels  3: codes of three levels, five a byte
+    wide    rule "fitted": the first channels, which have one bit more than "bits"; without it none
 
 Plain Python, no other package. It shares no code with the library, so that the two can judge each other.
 
@@ -52,9 +53,22 @@ RULES = {
     "codebook_norm": (True, False),
     "codebook_range": (True, True),
     "codebook_fixed": (False, False),
+    "searched": (True, True),
+    "fitted": (True, True),
 }
+# Pages in planes: the side and kind of store of each such rule, planes in their order with the position of their lowest
+# bit in the codes of each width that has them, the order of a ladder's widths, and the steps of values by width.
+IN_PLANES = {"searched": ("key", "tiered"), "fitted": ("value", "grid")}
+PLANES = [
+    (4, {8: 0, 6: 0, 5: 0, 4: 0}),
+    (4, {8: 4}),
+    (2, {6: 4, 3: 0, 2: 0}),
+    (1, {5: 4, 3: 2, 1: 0}),
+]
+PLANE_LADDER = [8, 4, 6, 2, 3, 1, 0]
+STEPS = [0.0, 1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041]
 KEYS = set(
-    "kvmosaic_page side store dim tokens raw bits ladder group edges axis params rule levels book outliers map bytes"
+    "kvmosaic_page side store dim tokens raw bits ladder group edges axis params rule levels wide book outliers map bytes"
     .split()
 )
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1}
@@ -104,6 +118,12 @@ class Layout:
             raise ValueError(f"unknown rule {self.rule} of a {self.store} page")
         if self.levels not in (0, 3):
             raise ValueError(f"unknown levels {self.levels}")
+        self.planes = []  # (width, {bits: weight}, offset, first lane block, lane blocks, first depth, padded depth)
+        if self.rule in IN_PLANES:
+            self.lay_planes(page)
+            return
+        if "wide" in page:
+            raise ValueError(f"a {self.rule} page has no wide channels")
         lane_axis, depth_axis = ("tokens", "channels") if self.key else ("channels", "tokens")
         if page.get("axis", lane_axis) not in (lane_axis, depth_axis):
             raise ValueError(f"unknown axis {page['axis']}")
@@ -145,6 +165,53 @@ class Layout:
             self.map_offset = round_up(self.map_offset, self.map_element)
         self.bytes = round_up(self.map_offset + self.dim * self.map_element, ALIGN)
 
+    def lay_planes(self, page):
+        if IN_PLANES[self.rule] != (page["side"], self.store) or self.levels or "edges" in page:
+            raise ValueError(f"no {self.rule} page is like this")
+        self.map_element = 0
+        self.blocks = -(-self.lanes // 8)
+        if self.key:
+            widths = [bits for bits, _ in page["ladder"]]
+            if widths != [bits for bits in PLANE_LADDER if bits in widths]:
+                raise ValueError("the ladder's widths are not in the order of pages in planes")
+            self.bits = [bits for bits, live in page["ladder"] for _ in range(live)]
+        else:
+            wide = page.get("wide", 0)
+            if wide % 8 or not 0 <= wide < self.dim:
+                raise ValueError(f"{wide} wide channels")
+            self.bits = [page["bits"] + (channel < wide) for channel in range(self.dim)]
+            if not set(self.bits) <= {1, 2, 3, 4, 5, 6}:
+                raise ValueError(f"unknown width {page['bits']}")
+        at = 0
+        for width, weights in PLANES:
+            have = [i for i, bits in enumerate(self.bits) if bits in weights]
+            if not have:
+                continue
+            first, depth, block, blocks = 0, self.depth, 0, self.blocks
+            if self.key:
+                first, depth = have[0], round_up(have[-1] + 1 - have[0], 32 // width)
+            else:  # channels are lanes; wide ones are whole blocks
+                block, blocks = have[0] // 8, have[-1] // 8 + 1 - have[0] // 8
+            self.planes.append((width, weights, at, block, blocks, first, depth))
+            at += blocks * depth * width
+        self.scale_offset = at
+        self.zero_offset = at + (self.dim if self.key else self.tokens)
+        self.unit_offset = round_up(self.zero_offset + self.dim, 2)
+        self.map_offset = self.unit_offset + (2 if self.key else 4)
+        if self.key and page.get("map", True):
+            self.map_element = 2 if self.dim > 256 else 1
+        self.bytes = round_up(self.map_offset + self.dim * self.map_element, ALIGN)
+
+    def plane_sites(self, bits, lane, depth):
+        """(byte, shift, width, weight) of each plane of a code of a page in planes."""
+        found = []
+        for width, weights, offset, first_block, _, first, padded in self.planes:
+            if bits in weights:
+                vector, d = divmod(depth - first, 32 // width)
+                byte = offset + (lane // 8 - first_block) * padded * width + 32 * vector + 4 * (lane % 8) + d % 4
+                found.append((byte, width * (d // 4), width, weights[bits]))
+        return found
+
     def sites(self, tier, lane, position):
         """(byte, shift, width, weight) of each plane of a code."""
         bits, _, _, _, _, offset = tier
@@ -161,6 +228,15 @@ class Layout:
     def describe(self):
         if self.store == "raw":
             return [f"0 .. {self.tokens * self.dim * SIZES[self.raw]}: rows [{self.tokens}][{self.dim}] {self.raw}"]
+        if self.rule in IN_PLANES:
+            lines = [f"{offset}: plane of {width} bits, lane blocks from {block} on [{blocks}] of {depth * width} bytes, "
+                     f"depth from {first} on (padded to {depth})"
+                     for width, _, offset, block, blocks, first, depth in self.planes]
+            lines += [f"{self.scale_offset}: logarithms u8, {self.rule}", f"{self.zero_offset}: offsets i8 [{self.dim}]",
+                      f"{self.unit_offset}: units f16 [{1 if self.key else 2}]"]
+            if self.map_element:
+                lines.append(f"{self.map_offset}: map [{self.dim}] u{8 * self.map_element}")
+            return lines + [f"{self.bytes}: end"]
         lines = [f"0 .. {self.raw_offset}: codes, {self.blocks} lane blocks of {self.block_bytes} bytes"]
         for bits, live, padded, first, column, offset in self.tiers:
             where = f"ladder positions from {first}, columns from {column}"
@@ -178,6 +254,35 @@ class Layout:
         if self.map_element:
             lines.append(f"{self.map_offset}: map [{self.dim}] u{8 * self.map_element}")
         return lines + [f"{self.bytes}: end"]
+
+
+def power(sixteenths):
+    """2^(-sixteenths / 16): the nearest fp32 of the fraction's power; halving is exact."""
+    return f32(2.0 ** (-(sixteenths % 16) / 16)) * 0.5 ** (sixteenths // 16)
+
+
+def decode_planes(layout, data, put):
+    """Calls put(lane, depth, value) for every value of a page in planes."""
+    unit = read_float("f16", data, layout.unit_offset, 0)
+    offsets = struct.unpack_from("<%db" % layout.dim, data, layout.zero_offset)
+    for p, bits in enumerate(layout.bits):
+        top, offset = (1 << bits) - 1, offsets[p]
+        if layout.key:
+            h = f32(unit * power(2 * data[layout.scale_offset + p]))
+            middle = f32(offset * f32(h / 16))
+            scale, zero = (f32(f32(2 * h) / top), f32(middle - h)) if bits else (0.0, middle)
+        else:
+            zero, step = f32(offset * read_float("f16", data, layout.unit_offset, 1)), f32(STEPS[bits])
+        for t in range(PAGE_TOKENS):
+            lane, depth = (t, p) if layout.key else (p, t)
+            code = 0
+            for byte, shift, width, weight in layout.plane_sites(bits, lane, depth):
+                code |= (data[byte] >> shift & (1 << width) - 1) << weight
+            level = code
+            if not layout.key:
+                scale = f32(unit * power(data[layout.scale_offset + t]))
+                level = f32((code - top / 2) * step)
+            put(lane, depth, f32(zero + f32(scale * level)))
 
 
 def decode(page, data):
@@ -202,6 +307,10 @@ def decode(page, data):
             rows[lane][channels[ladder_position]] = value
         else:
             rows[ladder_position][lane] = value
+
+    if layout.rule in IN_PLANES:
+        decode_planes(layout, data, put)
+        return rows
 
     def grid(bits, group, column):
         """s and z of the decoder."""

@@ -162,6 +162,7 @@ private:
         array(&plan->transform.scale, "scale");
         array(&plan->transform.order, "order");
         array(&plan->mean, "mean");
+        r.expect(plan->mean.empty() == (initial.space != KeySpace::centred), "mean: not of this method, or missing");
         for (const float m : plan->mean)
             r.expect(std::isfinite(m) && m == f16_to_f32(f32_to_f16_sat(m)), "mean: a value is not one of f16");
         if (r.ok()) r.refuse(validate(plan->transform, dim, im_.shape.layers[size_t(layer)].kv_heads).message());

@@ -14,7 +14,7 @@ import sys
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "reader"))
-from kvpage_reader import PAGE_TOKENS, SIZES, Layout, f32, read_float  # noqa: E402
+from kvpage_reader import IN_PLANES, PAGE_TOKENS, SIZES, STEPS, Layout, f32, power, read_float  # noqa: E402
 
 MASK = (1 << 64) - 1
 
@@ -173,8 +173,126 @@ def outliers_of(page, row):
     return sorted(found)
 
 
+def sum_of(values):
+    total = 0.0
+    for x in values:
+        total = f32(total + x)
+    return total
+
+
+def in_eight(values):
+    """Sum in eight parts, folded."""
+    part = [sum_of(values[i::8]) for i in range(8)]
+    for half in (4, 2, 1):
+        for i in range(half):
+            part[i] = f32(part[i] + part[i + half])
+    return part[0]
+
+
+def logarithm(unit, x, sixteenths):
+    """The largest j with unit * 2^(-j * sixteenths / 16) >= x, or 0."""
+    return max((j for j in range(256) if f32(unit * power(j * sixteenths)) >= x), default=0)
+
+
+def whole_offset(x):
+    return max(-127, min(127, round_even(x)))
+
+
+def code_at(x, middle, top):
+    return max(0, min(top, round_even(f32(x + middle))))
+
+
+def search(x, bits, middle, half, unit, shrinks):
+    """Logarithm, offset and codes of a channel of a searched page."""
+    best, top = None, (1 << bits) - 1
+    for shrink in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)[: shrinks if bits else 1]:
+        log = logarithm(unit, f32(f32(shrink) * half), 2)
+        h = f32(unit * power(2 * log))
+        offset = whole_offset(f32(middle * f32(16.0 / h)))
+        scale, codes, error = f32(f32(2.0 * h) / top) if bits else 0.0, [0] * len(x), 0.0
+        zero = f32(f32(offset * f32(h / 16.0)) - h)
+        if bits:
+            codes = [code_at(f32(f32(one - zero) * f32(1.0 / scale)), 0.0, top) for one in x]
+            squares = [f32(f32(one - f32(zero + f32(scale * code))) ** 2) for one, code in zip(x, codes)]
+            error = sum_of(f32(square * square) for square in squares)
+        if best is None or error < best[0]:
+            best = error, log, offset, codes
+    return best[1:]
+
+
+def encode_keys(page, layout, rows, data, put):
+    ranges, count = [], float(PAGE_TOKENS)
+    columns = [[row[channel_at(p, layout.dim)] for row in rows] for p in range(layout.dim)]
+    for x, bits in zip(columns, layout.bits):
+        middle, half = f32(0.5 * max(x) + 0.5 * min(x)), f32(0.5 * max(x) - 0.5 * min(x))
+        if bits == 0:
+            middle = f32(sum_of(x) / count)
+            half = f32(math.sqrt(f32(sum_of(f32(f32(one - middle) ** 2) for one in x) / count)))
+        ranges.append((middle, max(half, f32(abs(middle) / f32(7.9)))))
+    unit = rounded("f16", max(half for _, half in ranges))
+    data[layout.unit_offset : layout.unit_offset + 2] = encode_float("f16", unit)
+    for p, (x, bits, (middle, half)) in enumerate(zip(columns, layout.bits, ranges)):
+        log, offset, codes = search(x, bits, middle, half, unit, page.get("shrinks", 7))
+        data[layout.scale_offset + p], data[layout.zero_offset + p] = log, offset & 255
+        for token, code in enumerate(codes):
+            put(bits, token, p, code)
+
+
+def encode_values(page, layout, rows, data, put):
+    dim = layout.dim
+    steps, middles = [f32(STEPS[bits]) for bits in layout.bits], [((1 << bits) - 1) / 2 for bits in layout.bits]
+    squares = [sum_of(f32(row[c] * row[c]) for row in rows) for c in range(dim)]
+    mean_unit = rounded("f16", f32(f32(math.sqrt(f32(in_eight(squares) / (PAGE_TOKENS * dim)))) / 16.0))
+    means = []
+    for c in range(dim):
+        offset = whole_offset(f32(f32(sum_of(row[c] for row in rows) / PAGE_TOKENS) * f32(1.0 / mean_unit)))
+        data[layout.zero_offset + c] = offset & 255
+        means.append(f32(offset * mean_unit))
+    rows = [[f32(x - mean) for x, mean in zip(row, means)] for row in rows]
+
+    def codes_of(row, s):
+        inverse = [f32(f32(1.0 / s) * f32(1.0 / step)) if s else 0.0 for step in steps]
+        return [code_at(f32(x * by), middle, int(2 * middle)) for x, by, middle in zip(row, inverse, middles)]
+
+    fitted = []
+    for row in rows:
+        s = f32(math.sqrt(f32(in_eight([f32(x * x) for x in row]) / dim)))
+        for _ in range(2):
+            levels = [f32((code - middle) * step) for code, middle, step in zip(codes_of(row, s), middles, steps)]
+            along = in_eight([f32(x * level) for x, level in zip(row, levels)])
+            s = f32(along / in_eight([f32(level * level) for level in levels])) if along > 0 else 0.0
+        fitted.append(s)
+    unit = rounded("f16", max(fitted))
+    data[layout.unit_offset : layout.unit_offset + 4] = encode_float("f16", unit) + encode_float("f16", mean_unit)
+    for token, (row, s) in enumerate(zip(rows, fitted)):
+        data[layout.scale_offset + token] = log = logarithm(unit, s, 1)
+        for c, code in enumerate(codes_of(row, f32(unit * power(log)))):
+            put(layout.bits[c], c, token, code)
+
+
+def encode_planes(page, layout, rows):
+    """A page in planes, but for its map."""
+    data = bytearray(layout.bytes)
+
+    def put(bits, lane, depth, code):
+        for byte, shift, width, weight in layout.plane_sites(bits, lane, depth):
+            data[byte] |= (code >> weight & (1 << width) - 1) << shift
+
+    (encode_keys if layout.key else encode_values)(page, layout, rows, data, put)
+    return data
+
+
+def put_map(layout, data):
+    for position in range(layout.dim if layout.map_element else 0):
+        at = layout.map_offset + position * layout.map_element
+        data[at : at + layout.map_element] = channel_at(position, layout.dim).to_bytes(layout.map_element, "little")
+    return bytes(data)
+
+
 def encode(page, rows):
     layout, dim = Layout(page), page["dim"]
+    if layout.rule in IN_PLANES:
+        return put_map(layout, encode_planes(page, layout, rows))
     data = bytearray(layout.bytes)
 
     def put_float(kind, offset, index, x):
@@ -227,10 +345,7 @@ def encode(page, rows):
                 out = () if layout.key else [run.index(c) for c in apart[position] if c in run]
                 sites = [(lane, in_tier, position) for lane in run]
                 put_group(tier, tier[0] if tier else 0, sites, group, column, out)
-    for position in range(dim if layout.map_element else 0):
-        at = layout.map_offset + position * layout.map_element
-        data[at : at + layout.map_element] = channel_at(position, dim).to_bytes(layout.map_element, "little")
-    return bytes(data)
+    return put_map(layout, data)
 
 
 def cases():
@@ -297,6 +412,14 @@ def rule_cases():
         yield side, "codebook", 20, 24, "f16", "3", more  # more slots than channels
     yield "key", "tiered", 100, 40, "f16", "16x3,3x20,1x40,0x37", {"rule": "midpoint"}
     yield "key", "tiered", 300, 128, "f16", "4x50,2x250", {"map": 0}
+    for dim, ladder in ((64, "8x8,2x24,3x16,1x16"), (128, "8x8,4x12,6x4,2x60,3x20,1x20,0x4"), (80, "4x10,6x6,2x40,0x24"),
+                        (100, "8x3,4x9,6x5,2x4,3x7,1x3,0x69"), (300, "6x50,3x100,1x100,0x50"), (96, "0x96"), (96, "4x96")):
+        yield "key", "tiered", dim, 128, "f16", ladder, {"rule": "searched"}
+    yield "key", "tiered", 64, 128, "f16", "2x64", {"rule": "searched", "shrinks": 1}
+    for dim, bits, wide in ((64, 3, 0), (64, 2, 32), (80, 1, 40), (100, 4, 48), (128, 5, 64), (128, 5, 0), (96, 3, 48),
+                            (20, 6, 0)):
+        more = {"axis": "channels", "rule": "fitted", "wide": wide} if wide else {"axis": "channels", "rule": "fitted"}
+        yield "value", "grid", dim, 128, "f16", str(bits), more
 
 
 def as_page(side, store, dim, group, params, widths, more):

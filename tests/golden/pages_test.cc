@@ -54,7 +54,7 @@ std::vector<float> golden_rows(int32_t dim) {
 }
 
 GridRule rule_of(const std::string& name) {
-    for (int rule = 0; rule <= int(GridRule::codebook_fixed); ++rule)
+    for (int rule = 0; rule <= int(GridRule::fitted); ++rule)
         if (name == name_of(GridRule(rule))) return GridRule(rule);
     ADD_FAILURE() << "no rule " << name;
     return GridRule::asym;
@@ -87,6 +87,11 @@ void read_more(std::istream& in, Golden* g, StoreSpec* spec, std::ostream& json)
             json << R"(, "outliers": )" << value;
         } else if (key == "clip") {
             spec->clip = std::stof(value); // of the encoder: readers need not know
+        } else if (key == "shrinks") {
+            spec->shrinks = uint8_t(std::stoi(value)); // likewise
+        } else if (key == "wide") {
+            spec->wide = uint16_t(std::stoi(value));
+            json << R"(, "wide": )" << value;
         } else if (key == "map") {
             spec->page_map = value != "0";
             json << R"(, "map": )" << (spec->page_map ? "true" : "false");

@@ -63,6 +63,34 @@ class Rope:
         return rows
 
 
+    def turn_mean(self, mean, positions):
+        """R_t mean for each row of a page, from fp32 tables ("Centred keys" in docs/numerics.md)."""
+        first = int(positions[0])
+        a, b = self.pairs()
+        angles = self.angles()
+
+        def table(step, n):
+            away = [angle * (step * n) for angle in angles]
+            return [np.asarray([turn(x) for x in away]).astype(F32) for turn in (math.cos, math.sin)]
+
+        def composed(x, y):
+            return x[0] * y[0] - x[1] * y[1], x[1] * y[0] + x[0] * y[1]
+
+        def by(position):
+            low, middle, high = position % 128, position % 8192 // 128, position // 8192
+            return composed(composed(table(1, low), table(128, middle)), table(8192, high))
+
+        def applied(turn, x):
+            x = np.array(x, F32)
+            p, q = x[a], x[b]
+            x[a], x[b] = p * turn[0] - q * turn[1], p * turn[1] + q * turn[0]
+            return x
+
+        start = applied(by(first), mean)
+        return np.stack([applied(table(1, t - first), start) if t - first < 128 else applied(by(t), mean)
+                         for t in map(int, positions)])
+
+
 def hadamard(rows):
     """Walsh-Hadamard of each row [..., n]; a length that is no power of two is cut, largest power first."""
     rows = np.array(rows, F32)

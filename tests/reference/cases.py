@@ -196,6 +196,32 @@ def plain_cases():
         Case("innerq", 64, 129, (2, 1), "o", (7,)),
         Case("innerq", 64, 160, (2, 1), "o", (1, 0)),
     ]
+    # mosaic
+    cases += [
+        Case("mosaic", 128, 300, (4, 2), "ob", every, (128, HALVES)),
+        Case("mosaic", 64, 517, (8, 2), "oczn", (64, 0), (64, ADJACENT), start=1000),
+        Case("mosaic:k=2,v=2", 128, 300, (2, 1), "b", (7,), (128, ADJACENT)),
+        Case("mosaic:k=2,v=2.5", 80, 300, (4, 2), "ob", every, (80, HALVES), start=8100),
+        Case("mosaic:k=3,v=3.5", 256, 300, (4, 1), "ob", (0,), (64, HALVES), start=20000),
+        Case("mosaic:k=1.25,v=1.5,front=0", 64, 300, (4, 2), "oez", (1, 0), (64, HALVES)),
+        Case("mosaic:keep=64", 128, 333, (4, 1), "o", every, (96, ADJACENT)),
+        Case("mosaic", 80, 420, (4, 2), "b", (7, 0), (40, HALVES), start=8000, gaps=True, note="gaps"),
+        Case("mosaic", 64, 300, (2, 1), "tl", (64,), (64, HALVES)),
+        Case("mosaic:k=4.5,v=5", 96, 300, (2, 2), "obt", (0,), (96, HALVES)),
+        Case("mosaic:k=0.5,v=5.5", 64, 300, (2, 1), "cz", (0,), (64, HALVES)),
+        Case("mosaic", 128, 300, (4, 2), "ob", (7, 0)),
+        Case("mosaic:v=4", 80, 300, (2, 1), "t", (0,), value_dim=100),
+        Case("mosaic:mean=0", 128, 300, (4, 2), "ob", (1, 0), (128, HALVES)),
+        Case("mosaic:query=0", 128, 300, (4, 2), "ob", (0,), (128, HALVES)),
+        Case("mosaic:search=0,hadamard=0", 64, 300, (4, 2), "ob", (0,), (64, HALVES)),
+        Case("mosaic:hadamard=0,mean=0", 80, 300, (2, 1), "oczn", (64,), (80, ADJACENT)),
+        Case("mosaic:tiers=0,k=5.5,fit=0", 80, 300, (2, 1), "obz", (0,), (80, HALVES)),
+        Case("mosaic:guard=0.02", 64, 420, (4, 2), "ob", (7, 0), (64, HALVES)),
+        Case("mosaic:guard=0.0001,query=0,k=2", 128, 300, (2, 1), "b", (0,), (128, HALVES)),
+    ]
+    for bits in ("1.5", "2.5", "3.25", "4"):
+        cases.append(Case(f"mosaic:bits={bits}", 128, 150, (2, 1), "b", (0,), (128, HALVES)))
+    cases.append(Case("mosaic:bits=2.5", 64, 300, (2, 1), "o", (0,), (64, HALVES), value_dim=80))
     # turboquant
     cases += [
         Case("turboquant:skip=0", 128, 300, (4, 2), "ob", every),

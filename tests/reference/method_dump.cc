@@ -123,6 +123,7 @@ public:
         std::vector<int64_t> map = channel_map();
         if (l_.kind == StoreKind::tiered) out.integers(where + " ladder", ladder(), 2);
         if (l_.map_bytes) out.integers(where + " map", map, map.size());
+        if (in_planes(l_.rule)) return write_planes(where, map, out);
         std::vector<uint16_t> codes(rows_ * dim);
         // Groups of tokens: [groups][D]; groups of channels: [rows][groups].
         const bool token_groups = (l_.side == Side::key) != l_.along_depth;
@@ -156,6 +157,49 @@ public:
     }
 
 private:
+    // Pages in planes: logarithms as `scale`, offsets and units as stored.
+    void write_planes(const std::string& where, const std::vector<int64_t>& map, Out& out) const {
+        const size_t dim = l_.dim;
+        const bool key = l_.side == Side::key;
+        std::vector<uint16_t> codes(rows_ * dim), scale(key ? dim : rows_), offset(dim), units;
+        for (size_t p = 0; p < dim; ++p) {
+            const size_t channel = size_t(map[p]);
+            for (size_t row = 0; row < rows_; ++row)
+                codes[row * dim + channel] = plane_code(key ? row : p, key ? p : row);
+            if (key) scale[channel] = b_[l_.scale_offset + p];
+            offset[channel] = uint16_t(int8_t(b_[l_.zero_offset + p]));
+        }
+        for (size_t row = 0; !key && row < rows_; ++row)
+            scale[row] = b_[l_.scale_offset + row];
+        for (size_t i = 0; i < (key ? 1 : 2); ++i)
+            units.push_back(read_u16(b_ + l_.unit_offset + 2 * i));
+        out.bits(where + " codes", codes, dim);
+        out.bits(where + " scale", scale, key ? dim : 1);
+        out.bits(where + " offset", offset, dim);
+        out.bits(where + " units", units, units.size());
+    }
+    uint16_t plane_code(size_t lane, size_t depth) const {
+        int bits = 0;
+        if (l_.side == Side::value) {
+            bits = l_.tiers[0].bits + (lane < l_.wide ? 1 : 0);
+        } else if (const TierLayout* t = tier(depth)) {
+            bits = t->bits;
+        }
+        unsigned code = 0;
+        for (int i = 0; i < l_.plane_count; ++i) {
+            const PlaneLayout& plane = l_.planes[size_t(i)];
+            const int shift = plane_shift(plane.role, bits);
+            const size_t block = lane / 8, width = size_t(width_of(plane.role)), vector = 32 / width;
+            if (shift < 0 || block < plane.block_first || block >= size_t(plane.block_first) + plane.block_count ||
+                depth < plane.first || depth >= size_t(plane.first) + plane.live)
+                continue;
+            const size_t at = depth - plane.first;
+            const uint8_t byte = b_[plane.offset + (block - plane.block_first) * plane.stride + at / vector * 32 +
+                                    4 * (lane % 8) + at % 4];
+            code |= (unsigned(byte) >> width * (at % vector / 4) & ((1u << width) - 1)) << shift;
+        }
+        return uint16_t(code);
+    }
     std::vector<int64_t> channel_map() const {
         std::vector<int64_t> map;
         for (size_t p = 0; p < l_.dim; ++p) {
@@ -236,6 +280,7 @@ void write_side(const Case& c, const Cache& cache, int32_t head, Side side, Out&
         const Transform& t = plan.transform;
         if (!t.shift.empty()) out.floats(where + " shift", t.shift, t.shift.size());
         if (!t.scale.empty()) out.floats(where + " scale", t.scale, t.scale.size());
+        if (!plan.mean.empty()) out.floats(where + " mean", plan.mean, plan.mean.size());
         if (!t.order.empty()) out.integers(where + " order", wide(t.order), t.order.size());
         out.integers(where + " pinned", wide(plan.pinned), plan.pinned.size());
         for (int64_t n = 0; n < cache.pages(0, c.layer, side); ++n)

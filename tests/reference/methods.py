@@ -55,6 +55,8 @@ class Side:
         self.tiered, self.page_map, self.raw = tiered, page_map, raw
         self.transform = Transform()
         self.pre_rope = False
+        self.centred, self.mean = False, None  # keys minus a mean that turns with the position
+        self.shrinks = self.wide = 0  # pages in planes (planes.py)
         self.ladder = None  # tiered: [(bits, channels)], widest first
         self.pinned = []
 
@@ -90,7 +92,7 @@ class Method:
 
     defaults = {}
     uses_query = False
-    pair_norms = False
+    query_sum = "magnitude"  # or "pair_norm", "square"
 
     def __init__(self, spec, shape, calibration=None):
         self.shape, self.calibration = shape, calibration
@@ -206,7 +208,7 @@ class PnMix(Method):
     defaults = {"b_hi": "3", "b_lo": "1", "r": "0.5", "v": "2", "front": "32", "keep": "0", "group": "128",
                 "params": "f16"}
     uses_query = True
-    pair_norms = True
+    query_sum = "pair_norm"
 
     def freezes(self, side):
         return side == "key"

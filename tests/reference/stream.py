@@ -6,13 +6,15 @@ import hashlib
 import numpy as np
 
 import grids
+import planes
 from calibrated import KvQuant, KvTuner, RotateKv, Skvq
+from mosaic import Mosaic
 from methods import PAGE, InnerQ, Kitty, Kivi, MixKvq, PnMix, Q4, Q8, Raw, TurboQuant, unit_norms
 from narrow import F32, enter, enter_query, f16_bits, f16_values
 
 METHODS = {"f16": Raw, "bf16": Raw, "f32": Raw, "kivi": Kivi, "mixkvq": MixKvq, "kitty": Kitty, "pnmix": PnMix,
            "innerq": InnerQ, "kvtuner": KvTuner, "kvquant": KvQuant, "rotatekv": RotateKv, "skvq": Skvq,
-           "turboquant": TurboQuant, "q8_0": Q8, "q4_0": Q4}
+           "turboquant": TurboQuant, "q8_0": Q8, "q4_0": Q4, "mosaic": Mosaic}
 SIDES = ("key", "value")
 
 
@@ -28,6 +30,7 @@ class Page:
     offset   likewise
     ladder   [(bits, channels)], tiered stores; map: the channel at each ladder position, where the page holds it
     outliers (channels [rows][n], f16 bits [rows][n]) or None
+    units    f16 bits that logarithms (in `scale`) and offsets of pages in planes are under, or None
     decoded  [rows][D] in the stored basis
     """
 
@@ -35,7 +38,7 @@ class Page:
         self.first, self.rows = first, rows
         self.codes = np.zeros((rows, dim), np.uint16)
         self.decoded = np.zeros((rows, dim), F32)
-        self.scale = self.offset = self.ladder = self.map = self.outliers = None
+        self.scale = self.offset = self.ladder = self.map = self.outliers = self.units = None
 
 
 def metadata_type(rule):
@@ -97,6 +100,20 @@ def encode_channel_groups(page, plan, rows):
         page.decoded = grids.put_outliers(page.decoded.T, *page.outliers).T
 
 
+def encode_planes(page, plan, rows, ladder):
+    """Logarithms of channels (keys) or tokens (values), an offset for each channel."""
+    if plan.rule.name == "searched":
+        bits = np.zeros(rows.shape[1], np.int64)
+        for width, channels in ladder:
+            bits[channels] = width
+        found = planes.Searched(rows, bits, plan.shrinks)
+        page.scale, page.units = found.log[None], np.asarray([found.unit], np.uint16)
+    else:
+        found = planes.Fitted(rows, plan.rule.bits, plan.wide)
+        page.scale, page.units = found.log[:, None], found.units
+    page.codes, page.offset, page.decoded = found.codes, found.offset[None], found.decoded
+
+
 class Seals:
     """When rows of a side are packed: rows come one at a time."""
 
@@ -129,19 +146,19 @@ class Stream:
             self.pack(side)
 
     def query(self, head, begin, end):
-        """Sum of |q| (or of pair norms) of rows [begin, end), and how many q vectors went in."""
+        """Sum of |q| (or of pair norms, or squares) of rows [begin, end), and how many q vectors went in."""
         shared = self.shape.heads // self.shape.kv_heads
         units = self.shape.pairs()
         total = np.zeros(self.shape.dims["key"], F32)
         for t in range(begin, end):
             for h in range(head * shared, (head + 1) * shared):
                 one = self.q[t, h]
-                if self.method.pair_norms:
+                if self.method.query_sum == "pair_norm":
                     norms = unit_norms(one, units)
                     one = np.zeros(len(total), F32)
                     for unit, norm in zip(units, norms):
                         one[list(unit)] = norm
-                total = total + np.abs(one)
+                total = total + (one * one if self.method.query_sum == "square" else np.abs(one))
         return total, (end - begin) * shared
 
     def pack(self, side):
@@ -150,8 +167,10 @@ class Stream:
         if method.freezes(side) and seals.freeze_at and window.flush:
             for head in heads:
                 seen = self.query(head, 0, seals.freeze_at) if side == "key" and method.uses_query else (None, 0)
-                rows = self.rows[side, head][: seals.freeze_at]
-                method.freeze(self.plans[side, head], side, rows, window.front, *seen)
+                rows, plan = self.rows[side, head][: seals.freeze_at], self.plans[side, head]
+                if plan.centred and self.shape.rope is not None:
+                    rows = self.shape.rope.turn(rows, self.positions[: seals.freeze_at], back=True)
+                method.freeze(plan, side, rows, window.front, *seen)
         for head in heads:
             self.pages[side, head] = []
             self.decoded[side, head] = self.rows[side, head].copy()
@@ -171,6 +190,8 @@ class Stream:
         rows = [self.rows[side, head][at] for head in range(self.shape.kv_heads)]
         if self.plans[side, 0].pre_rope:
             rows = [self.shape.rope.turn(one, self.positions[at], back=True) for one in rows]
+        if self.plans[side, 0].centred:
+            rows = [one - self.centre(side, head, at) for head, one in enumerate(rows)]
         if self.plans[side, 0].transform.joined == 1:
             return [self.plans[side, head].transform.forward(one) for head, one in enumerate(rows)]
         joined = self.plans[side, 0].transform.forward(np.concatenate(rows, axis=1))
@@ -184,7 +205,14 @@ class Stream:
             rows = np.split(joined, self.shape.kv_heads, axis=1)
         if self.plans[side, 0].pre_rope:
             rows = [self.shape.rope.turn(one, self.positions[at], back=False) for one in rows]
+        if self.plans[side, 0].centred:
+            rows = [one + self.centre(side, head, at) for head, one in enumerate(rows)]
         return [np.array(one) for one in rows]
+
+    def centre(self, side, head, at):
+        """R_t m of the rows of a page."""
+        mean = self.plans[side, head].mean
+        return mean if self.shape.rope is None else self.shape.rope.turn_mean(mean, self.positions[at])
 
     def encode(self, side, head, first, rows):
         plan = self.plans[side, head]
@@ -194,14 +222,14 @@ class Stream:
             return page
         ladder = [(plan.rule.bits, np.arange(rows.shape[1]))]
         if plan.tiered:
-            ladder = plan.ladder if plan.ladder else self.plan_block(side, head, first)
+            ladder = plan.ladder if plan.ladder else self.plan_block(side, head, first, rows)
             page.ladder = [(bits, len(channels)) for bits, channels in ladder]
             if plan.page_map:
                 page.map = np.concatenate([channels for _, channels in ladder])
-        encode_token_groups(page, plan, rows, ladder)
+        (encode_planes if plan.rule.name in ("searched", "fitted") else encode_token_groups)(page, plan, rows, ladder)
         return page
 
-    def plan_block(self, side, head, first):
+    def plan_block(self, side, head, first, rows):
         """Ladder of the block that begins at row `first` beyond the front; a block is a page in tiered stores."""
         window, method = self.plans[side, head].window, self.method
         trigger = self.seals[side].trigger
@@ -210,7 +238,7 @@ class Stream:
         together = sum(rows <= self.first_step for rows in trigger) if method.o.values.get("map") == "prompt" else 0
         if block < together:  # all blocks that the first step packs, and all its queries
             begin, last, seen_rows = 0, together - 1, self.first_step
-        rows = self.rows[side, head][window.front + begin * PAGE : window.front + (last + 1) * PAGE]
+            rows = self.rows[side, head][window.front + begin * PAGE : window.front + (last + 1) * PAGE]
         since = 0
         if method.o.values.get("query") == "window" and begin > 0:
             since = trigger[begin - 1]
@@ -230,6 +258,8 @@ class Stream:
                 value = getattr(plan.transform, name)
                 if value is not None:
                     yield f"{side} {head} {name}", value.astype(np.int64) if name == "order" else value
+            if plan.mean is not None:
+                yield f"{side} {head} mean", plan.mean
             yield f"{side} {head} pinned", np.asarray(plan.pinned, np.int64)
             for n, page in enumerate(self.pages[side, head]):
                 where = f"{side} {head} page {n}"
@@ -241,6 +271,8 @@ class Stream:
                 for name in ("scale", "offset"):
                     if getattr(page, name) is not None:
                         yield f"{where} {name}", getattr(page, name).astype(np.uint16)
+                if page.units is not None:
+                    yield f"{where} units", page.units
                 if page.outliers is not None:
                     yield f"{where} outlier channels", page.outliers[0]
                     yield f"{where} outlier values", page.outliers[1]

@@ -30,8 +30,9 @@ inline const std::vector<uint16_t>& edges_of(int32_t dim) {
 }
 
 inline const char* name_of(GridRule rule) {
-    static const char* names[] = {"asym",        "midpoint",      "integer",       "symmetric",      "extreme",
-                                  "hybrid_1bit", "hybrid_4level", "codebook_norm", "codebook_range", "codebook_fixed"};
+    static const char* names[] = {"asym",           "midpoint",       "integer",       "symmetric",
+                                  "extreme",        "hybrid_1bit",    "hybrid_4level", "codebook_norm",
+                                  "codebook_range", "codebook_fixed", "searched",      "fitted"};
     return names[size_t(rule)];
 }
 
