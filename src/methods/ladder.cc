@@ -148,6 +148,27 @@ LadderChoice choose_ladder(const float* weights, int32_t dim, int32_t vectors) {
     return {ladder_of(search.counts(other < error ? steep : flat)), std::min(error, other)};
 }
 
+void channel_weights(const PlanInput& in, bool queries, float* out) {
+    std::array<float, kMaxHeadDim> mean{}, squares{}; // no heap: plans are made while a step runs
+    for (int64_t t = 0; t < in.count; ++t)
+        for (int32_t d = 0; d < in.dim; ++d)
+            mean[size_t(d)] += in.rows[t * in.dim + d];
+    for (int32_t d = 0; d < in.dim; ++d)
+        mean[size_t(d)] *= 1.0f / float(in.count);
+    for (int64_t t = 0; t < in.count; ++t)
+        for (int32_t d = 0; d < in.dim; ++d) {
+            const float e = in.rows[t * in.dim + d] - mean[size_t(d)], square = e * e;
+            squares[size_t(d)] += square;
+        }
+    const bool seen = queries && in.query.count > 0 && in.query.abs_sum != nullptr;
+    for (int32_t d = 0; d < in.dim; ++d) {
+        const float query = seen ? in.query.abs_sum[d] / float(in.query.count) : 1.0f;
+        const float variance = squares[size_t(d)] / float(in.count);
+        out[d] = query * variance / float(in.dim);
+        if (!(out[d] >= 0.0f)) out[d] = 0.0f; // a loaded state may hold any bytes
+    }
+}
+
 void place_channels(const Ladder& ladder, const uint16_t* order, int32_t dim, uint16_t* out) {
     int32_t place = 0;
     for (int i = 0; i < ladder.count; ++i) {

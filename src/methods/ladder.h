@@ -1,13 +1,18 @@
 // Bits of the channels of one page: a ladder that spends a budget of whole vectors where the weighted error falls most.
 #pragma once
 
-#include "kvmosaic/store.h"
+#include "kvmosaic/method.h"
 
 namespace kvmosaic {
 
 // Error of a channel coded at a width, as a share of its variance (mosaic, section 1: measured on normal variables with
 // the searched range). Widths 0, 1, 2, 3, 4, 6, 8; others are not used.
 double distortion_of(int bits);
+
+// w = mean(q^2) * var / D of each channel of a page: what coding it adds to the variance of a scaled score, per
+// distortion. Without `queries`, or none so far (a cache filled from outside), every channel's mean square counts as 1.
+// out: [dim].
+void channel_weights(const PlanInput& in, bool queries, float* out);
 
 struct LadderChoice {
     Ladder ladder;      // in the order of the planes (GridRule::searched)

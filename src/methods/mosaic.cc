@@ -79,7 +79,7 @@ public:
         if (in.side != Side::key) return;
         std::array<float, kMaxHeadDim> weights, sorted; // no heap: plans are made while a step runs
         std::array<uint16_t, kMaxHeadDim> order;
-        weigh(in, weights.data());
+        channel_weights(in, on("query"), weights.data());
         rank(weights.data(), in.dim, order.data());
         for (int32_t i = 0; i < in.dim; ++i)
             sorted[size_t(i)] = weights[order[size_t(i)]];
@@ -138,28 +138,6 @@ private:
             }
             any = true; // the smallest one even where it is above what was asked
             best = bits;
-        }
-    }
-
-    // w = mean(q^2) * var / D. Without a query so far (a cache filled from outside) every channel counts alike.
-    void weigh(const PlanInput& in, float* out) const {
-        std::array<float, kMaxHeadDim> mean{}, squares{};
-        for (int64_t t = 0; t < in.count; ++t)
-            for (int32_t d = 0; d < in.dim; ++d)
-                mean[size_t(d)] += in.rows[t * in.dim + d];
-        for (int32_t d = 0; d < in.dim; ++d)
-            mean[size_t(d)] *= 1.0f / float(in.count);
-        for (int64_t t = 0; t < in.count; ++t)
-            for (int32_t d = 0; d < in.dim; ++d) {
-                const float e = in.rows[t * in.dim + d] - mean[size_t(d)], square = e * e;
-                squares[size_t(d)] += square;
-            }
-        const bool seen = on("query") && in.query.count > 0 && in.query.abs_sum != nullptr;
-        for (int32_t d = 0; d < in.dim; ++d) {
-            const float query = seen ? in.query.abs_sum[d] / float(in.query.count) : 1.0f;
-            const float variance = squares[size_t(d)] / float(in.count);
-            out[d] = query * variance / float(in.dim);
-            if (!(out[d] >= 0.0f)) out[d] = 0.0f; // a loaded state may hold any bytes
         }
     }
 
