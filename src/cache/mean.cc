@@ -105,9 +105,10 @@ MeanTable::MeanTable(const Rope& rope) : turns_(rope), pairs_(rope.known ? rope.
 }
 
 void MeanTable::angle(int64_t position, float* turn) const {
+    if (pairs_ == 0) return;
     const int64_t row = 2 * int64_t(pairs_);
     const int64_t far = position / kPageTokens % kFar, huge = position / kFarStep;
-    std::copy_n(&near_[size_t(position % kPageTokens * row)], pairs_ > 0 ? row : 0, turn);
+    std::copy_n(&near_[size_t(position % kPageTokens * row)], row, turn);
     if (far > 0) compose(pairs_, &far_[size_t(far * row)], turn);
     if (huge > 0 && huge < kFar) compose(pairs_, &huge_[size_t(huge * row)], turn);
     if (huge < kFar) return;
@@ -146,7 +147,7 @@ void MeanTable::add(const float* mean, float sign, float* rows, int32_t n, int64
     for (int32_t t = 0; t < n; ++t) {
         const int64_t delta = int64_t(positions[t]) - base;
         if (delta >= 0 && delta < kPageTokens) {
-            turned(near_.data() + delta * 2 * pairs_, base_a, base_b, x, y);
+            turned(pairs_ > 0 ? &near_[size_t(delta * 2 * pairs_)] : nullptr, base_a, base_b, x, y);
         } else { // a gap in the positions
             angle(positions[t], turn);
             turned(turn, from_a, from_b, x, y);
@@ -198,6 +199,7 @@ void MeanTable::add_scores(const kernels::Table& table, const float* folded, int
     for (int32_t n = 0; n < nq; ++n)
         for (int32_t t = first; t < end; ++t)
             s[int64_t(n) * kPageTokens + t] += scale * folded[int64_t(n) * folded_width() + 2 * pairs_];
+    if (pairs_ == 0) return;
     if (!together) {
         for (int32_t t = first; t < end; ++t) {
             angle(positions[t], turn);
