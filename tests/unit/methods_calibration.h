@@ -115,8 +115,8 @@ inline std::string with_file(const std::string& spec, const ModelShape& shape) {
         const bool token = spec.find("base=token") != std::string::npos;
         std::string key = name + (token ? " token" : "");
         for (const LayerShape& l : shape.layers)
-            key += " " + std::to_string(l.heads) + "," + std::to_string(l.kv_heads) + "," + std::to_string(l.key_dim) +
-                   "," + std::to_string(l.value_dim);
+            for (const int32_t n : {l.heads, l.kv_heads, l.key_dim, l.value_dim})
+                key.append(1, ' ').append(std::to_string(n));
         const std::string path = Folder::here().path(key, make(name, shape, token));
         return spec + (spec == name ? ":" : ",") + "calib=" + path;
     }
