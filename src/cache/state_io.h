@@ -134,7 +134,7 @@ public:
         array(&chars, most, field);
         s->assign(chars.begin(), chars.end());
         for (const char c : chars) // it is shown to people, on terminals
-            if ((c >= 0 && c < ' ') || c == 127) return refuse(std::string(field) + ": it holds control characters");
+            if (uint8_t(c) < 0x20 || c == 0x7F) return refuse(std::string(field) + ": it holds control characters");
     }
 
 private:

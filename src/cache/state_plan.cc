@@ -192,7 +192,7 @@ std::string plan_gap(const StoredPlan& saved, const SidePlan& here) {
 void put_model(Writer* w, const ModelShape& shape) {
     std::string name = shape.name; // for messages only
     std::replace_if(
-        name.begin(), name.end(), [](char c) { return (c >= 0 && c < ' ') || c == 127; }, '?');
+        name.begin(), name.end(), [](char c) { return uint8_t(c) < 0x20 || c == 0x7F; }, '?');
     w->text(name);
     w->text(shape.fingerprint);
     w->put(uint32_t(shape.layers.size()));
