@@ -59,16 +59,12 @@ bool Cache::Impl::unseal(Sequence& seq, int32_t layer, int32_t first_head, Side 
         if (!own(&seq.sides[size_t(first_index + 2 * h)].slots[size_t(slot)].packed, changes)) return false;
     const PageLayout& page = *seq.sides[size_t(first_index)].slots[size_t(slot)].packed->layout;
     std::vector<uint8_t> added(size_t(joined) * page.bytes, 0);
-    std::vector<float> own_rows(size_t(flush) * size_t(dim));
     for (int64_t block = packed; block < end; block += flush) {
         float* rows = block_rows(seq, layer, first_head, side, block);
         to_basis(plan.transform, rows, flush, width);
-        for (int32_t h = 0; h < joined; ++h) {
-            for (int32_t t = 0; t < flush; ++t)
-                std::copy_n(rows + int64_t(t) * width + h * dim, dim, own_rows.data() + int64_t(t) * dim);
-            table->encode(page, nullptr, own_rows.data(), int32_t(block % kPageTokens), flush,
+        for (int32_t h = 0; h < joined; ++h)
+            table->encode(page, nullptr, head_rows(rows, flush, joined, h, dim), int32_t(block % kPageTokens), flush,
                           added.data() + size_t(h) * page.bytes);
-        }
     }
     for (int32_t h = 0; h < joined; ++h) {
         uint8_t* bytes = seq.sides[size_t(first_index + 2 * h)].slots[size_t(slot)].packed->bytes();

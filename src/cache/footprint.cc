@@ -34,38 +34,34 @@ Footprint Cache::footprint() const {
         f.tables += int64_t(sizeof(Sequence)) + int64_t(seq->positions.size() * sizeof(int32_t)) +
                     int64_t(seq->packed.size() * 2 * sizeof(int64_t)) + int64_t(seq->sides.size() * sizeof(SideState));
         bool first_side = true;
-        for (size_t layer = 0; layer < im.shape.layers.size(); ++layer)
-            for (int32_t head = 0; head < im.shape.layers[layer].kv_heads; ++head)
-                for (const Side side : {Side::key, Side::value}) {
-                    const int32_t index = im.side_index(int32_t(layer), head, side);
-                    const SideState& state = seq->sides[size_t(index)];
-                    const int64_t front = im.plans[size_t(index)].window.front;
-                    const int side_number = int(side), dim = im.shape.layers[layer].dim(side);
-                    f.tables += int64_t(state.slots.size() * sizeof(Slot));
-                    f.statistics += int64_t((state.abs_sum.size() + state.past_sums.size()) * sizeof(float)) +
-                                    int64_t(state.past_count.size() * sizeof(int64_t));
-                    int64_t rows = 0; // not yet counted through another sequence that shares the page
-                    if (count(state.front, &f.raw[side_number])) rows += std::min(front, seq->rows());
-                    count(state.pins, &f.raw[side_number]);
-                    if (state.frozen && plans_seen.insert(state.frozen.get()).second) {
-                        const SidePlan& p = *state.frozen;
-                        f.tables += int64_t(sizeof(SidePlan)) +
-                                    int64_t((p.transform.scale.size() + p.transform.shift.size()) * sizeof(float)) +
-                                    int64_t(p.mean.size() * sizeof(float)) +
-                                    int64_t((p.transform.order.size() + p.pinned.size() + p.channels.size()) * 2);
-                    }
-                    for (size_t i = 0; i < state.slots.size(); ++i) {
-                        const Slot& slot = state.slots[i];
-                        const bool fresh_raw = count(slot.raw, &f.raw[side_number]);
-                        const bool fresh_packed = count(slot.packed, &f.packed[side_number]);
-                        const bool fresh = slot.packed ? fresh_packed : fresh_raw;
-                        if (fresh)
-                            rows += std::min<int64_t>(kPageTokens, seq->rows() - front - int64_t(i) * kPageTokens);
-                    }
-                    f.values[side_number] += rows * dim;
-                    if (first_side) f.tokens += rows;
-                    first_side = false;
-                }
+        im.each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
+            const SideState& state = seq->sides[size_t(index)];
+            const int64_t front = im.plans[size_t(index)].window.front;
+            const int side_number = int(side), dim = im.shape.layers[size_t(layer)].dim(side);
+            f.tables += int64_t(state.slots.size() * sizeof(Slot));
+            f.statistics += int64_t((state.abs_sum.size() + state.past_sums.size()) * sizeof(float)) +
+                            int64_t(state.past_count.size() * sizeof(int64_t));
+            int64_t rows = 0; // not yet counted through another sequence that shares the page
+            if (count(state.front, &f.raw[side_number])) rows += std::min(front, seq->rows());
+            count(state.pins, &f.raw[side_number]);
+            if (state.frozen && plans_seen.insert(state.frozen.get()).second) {
+                const SidePlan& p = *state.frozen;
+                f.tables += int64_t(sizeof(SidePlan)) +
+                            int64_t((p.transform.scale.size() + p.transform.shift.size()) * sizeof(float)) +
+                            int64_t(p.mean.size() * sizeof(float)) +
+                            int64_t((p.transform.order.size() + p.pinned.size() + p.channels.size()) * 2);
+            }
+            for (size_t i = 0; i < state.slots.size(); ++i) {
+                const Slot& slot = state.slots[i];
+                const bool fresh_raw = count(slot.raw, &f.raw[side_number]);
+                const bool fresh_packed = count(slot.packed, &f.packed[side_number]);
+                const bool fresh = slot.packed ? fresh_packed : fresh_raw;
+                if (fresh) rows += std::min<int64_t>(kPageTokens, seq->rows() - front - int64_t(i) * kPageTokens);
+            }
+            f.values[side_number] += rows * dim;
+            if (first_side) f.tokens += rows;
+            first_side = false;
+        });
     }
     f.tables += int64_t(im.layouts.size() * sizeof(PageLayout));
     f.scratch = im.scratch_bytes.load() + int64_t(im.step.partial.size() * sizeof(float));

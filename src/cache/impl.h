@@ -182,6 +182,8 @@ struct Cache::Impl {
     // Null: no memory, also after all prefixes that nobody uses were evicted (where `evict` allows that).
     Page* new_page(const PageLayout* layout, uint32_t bytes, bool zero, bool evict = true);
     void drop(Page*& page);
+    // Into a block that `layout` needs and no larger; stays where it is when others own it too or there is no memory.
+    void narrow(Page*& page, const PageLayout* layout);
     static void share(Page* page) {
         if (page) page->refs.fetch_add(1, std::memory_order_relaxed);
     }
@@ -221,7 +223,7 @@ struct Cache::Impl {
     Status drop_rows(std::shared_ptr<Sequence>& seq, int64_t first, int64_t end);
     Status reposition(std::shared_ptr<Sequence>& seq, int64_t first, std::span<const int32_t> positions);
     Status can_turn() const;
-    int64_t compact_side(Sequence& seq, int32_t index);
+    void compact_side(Sequence& seq, int32_t index);
 
     // ---- prefixes ----
     bool evict_prefix();       // the least recently used one that nobody uses; false: there is none
@@ -250,6 +252,7 @@ struct Cache::Impl {
     void plan_page(const StepSequence& s, int32_t layer, int32_t head, Side side, const float* rows, int64_t first,
                    int64_t count, SidePlan* plan) const;
     float* block_rows(const Sequence& seq, int32_t layer, int32_t first_head, Side side, int64_t packed) const;
+    const float* head_rows(const float* rows, int32_t count, int32_t joined, int32_t head, int32_t dim) const;
     void to_basis(const Transform& transform, float* rows, int32_t count, int32_t width) const;
     void seal(StepSequence& s, int32_t layer, int32_t first_head, Side side, int64_t packed, const SidePlan* shared);
     int64_t packed_seen(const StepSequence& s, int32_t layer, Side side, int64_t row, bool causal) const;

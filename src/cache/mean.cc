@@ -66,6 +66,7 @@ MeanTable::MeanTable(const Rope& rope) : turns_(rope), pairs_(rope.known ? rope.
     std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return rope.angle(x) > rope.angle(y); });
     for (const int32_t i : order) {
         const auto [a, b] = rope.pair(i);
+        halves_ = halves_ && a == int32_t(a_.size()) && b == a + pairs_;
         a_.push_back(a), b_.push_back(b);
         angles_.push_back(rope.angle(i));
     }
@@ -141,9 +142,6 @@ void MeanTable::add(const float* mean, float sign, float* rows, int32_t n, int64
     angle(base, turn);
     turned(turn, from_a, from_b, base_a, base_b);
     const bool rest = 2 * pairs_ < dim;
-    bool halves = true; // the usual order: pair i is (i, i + pairs), and what follows is plain loops
-    for (int32_t i = 0; i < pairs_; ++i)
-        halves = halves && a_[size_t(i)] == i && b_[size_t(i)] == i + pairs_;
     for (int32_t t = 0; t < n; ++t) {
         const int64_t delta = int64_t(positions[t]) - base;
         if (delta >= 0 && delta < kPageTokens) {
@@ -153,7 +151,7 @@ void MeanTable::add(const float* mean, float sign, float* rows, int32_t n, int64
             turned(turn, from_a, from_b, x, y);
         }
         float* row = rows + t * stride;
-        if (halves) {
+        if (halves_) { // the usual order, for which plain loops do
             for (int32_t i = 0; i < pairs_; ++i)
                 row[i] += x[i];
             for (int32_t i = 0; i < pairs_; ++i)
@@ -196,9 +194,12 @@ void MeanTable::add_scores(const kernels::Table& table, const float* folded, int
     for (int32_t t = 0; t < kPageTokens; ++t)
         together = together && positions[t] == positions[0] + t;
     const int32_t slow = pairs_ - fast_;
-    for (int32_t n = 0; n < nq; ++n)
+    for (int32_t n = 0; n < nq; ++n) {
+        const float constant = folded[int64_t(n) * folded_width() + 2 * pairs_];
+        if (constant == 0.0f) continue; // as where every channel turns
         for (int32_t t = first; t < end; ++t)
-            s[int64_t(n) * kPageTokens + t] += scale * folded[int64_t(n) * folded_width() + 2 * pairs_];
+            s[int64_t(n) * kPageTokens + t] += scale * constant;
+    }
     if (pairs_ == 0) return;
     if (!together) {
         for (int32_t t = first; t < end; ++t) {

@@ -42,6 +42,7 @@ private:
 
     TurnTable turns_;
     int32_t pairs_ = 0, fast_ = 0, terms_ = 0, width_ = 0; // width: numbers that stand for a query
+    bool halves_ = true;                                   // pair i is (i, i + pairs)
     std::vector<int32_t> a_, b_;                           // [pairs] channels of each pair, fastest first
     std::vector<double> angles_;                           // [pairs] a position
     std::vector<float> near_, far_, huge_;                 // [128], [64], [64][2 * pairs]: positions by 1, 128 and 8192

@@ -50,6 +50,15 @@ void Cache::Impl::drop(Page*& page) {
     page = nullptr;
 }
 
+void Cache::Impl::narrow(Page*& page, const PageLayout* layout) {
+    if (page->refs.load() > 1 || page->block <= Arena::rounded(sizeof(Page) + layout->bytes)) return;
+    Page* exact = new_page(layout, layout->bytes, false, false);
+    if (!exact) return; // under a tight limit the reserve stays, and is counted
+    std::memcpy(exact->bytes(), page->bytes(), layout->bytes);
+    drop(page);
+    page = exact;
+}
+
 bool Cache::Impl::own(Page** at, std::vector<Change>* changes) {
     Page* page = *at;
     if (page->refs.load(std::memory_order_acquire) == 1) return true;

@@ -180,27 +180,15 @@ Status Cache::Impl::reposition(std::shared_ptr<Sequence>& seq, int64_t first, st
     return {};
 }
 
-// Raw pages as wide as their rows need, vectors as long as their contents. Returns bytes of the arena that came free.
-int64_t Cache::Impl::compact_side(Sequence& seq, int32_t index) {
+// Raw pages as wide as their rows need, vectors as long as their contents.
+void Cache::Impl::compact_side(Sequence& seq, int32_t index) {
     SideState& state = seq.sides[size_t(index)];
     const int64_t beyond = std::max<int64_t>(0, seq.rows() - plans[size_t(index)].window.front);
-    int64_t freed = 0;
     for (size_t i = 0; i < state.slots.size(); ++i) {
-        const auto narrow = [&](Page*& page, const PageLayout* layout) {
-            const size_t block = Arena::rounded(sizeof(Page) + layout->bytes);
-            if (page->refs.load() > 1 || page->block <= block) return;
-            Page* exact = new_page(layout, layout->bytes, false, false);
-            if (!exact) return;
-            std::memcpy(exact->bytes(), page->bytes(), layout->bytes);
-            freed += int64_t(page->block) - int64_t(block);
-            drop(page);
-            page = exact;
-        };
         if (state.slots[i].raw) narrow(state.slots[i].raw, raw_page(index, beyond - int64_t(i) * kPageTokens));
         if (state.slots[i].packed) narrow(state.slots[i].packed, state.slots[i].packed->layout);
     }
     state.slots.shrink_to_fit();
-    return freed;
 }
 
 Status Cache::remove_rows(SeqId seq, int64_t first, int64_t last) {

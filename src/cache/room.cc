@@ -17,37 +17,31 @@ int64_t Cache::Impl::bytes_needed(const StepSequence& s) const {
         else if (page->refs.load() > 1)
             need += page->block;
     };
-    for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer)
-        for (int32_t head = 0; head < shape.layers[size_t(layer)].kv_heads; ++head)
-            for (const Side side : {Side::key, Side::value}) {
-                const int32_t index = side_index(layer, head, side);
-                const Window& w = plans[size_t(index)].window;
-                const SideState& state = s.seq->sides[size_t(index)];
-                const auto slot = [&](int64_t i) {
-                    return i < int64_t(state.slots.size()) ? state.slots[size_t(i)] : Slot();
-                };
-                if (s.old_rows < std::min<int64_t>(w.front, total))
-                    take(state.front, front_layouts[size_t(index)]->bytes);
-                const int64_t before = std::max<int64_t>(0, s.old_rows - w.front);
-                const int64_t beyond = std::max<int64_t>(0, total - w.front);
-                if (beyond == before) continue;
-                const PageLayout& raw = *raw_layouts[size_t(index)];
-                for (int64_t i = before / kPageTokens; i <= (beyond - 1) / kPageTokens; ++i) {
-                    const int64_t rows = std::min<int64_t>(kPageTokens, beyond - i * kPageTokens);
-                    take(slot(i).raw, int64_t(raw.bytes) * ((rows + kRawStep - 1) / kRawStep * kRawStep) / kPageTokens);
-                }
-                const int64_t packed = s.old_packed[packed_index(layer, side)], now = w.packed_after(packed, beyond);
-                if (now == packed) continue;
-                if (const PageLayout* pins = pin_layouts[size_t(index)]; pins && packed < kPageTokens)
-                    take(state.pins, pins->bytes);
-                const PageLayout* grid = grid_layouts[size_t(index)];
-                for (int64_t i = packed / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {
-                    if (const Page* page = slot(i).packed)
-                        take(page, 0);
-                    else
-                        block(grid ? grid->bytes : worst[size_t(index)]);
-                }
-            }
+    each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
+        const Window& w = plans[size_t(index)].window;
+        const SideState& state = s.seq->sides[size_t(index)];
+        const auto slot = [&](int64_t i) { return i < int64_t(state.slots.size()) ? state.slots[size_t(i)] : Slot(); };
+        if (s.old_rows < std::min<int64_t>(w.front, total)) take(state.front, front_layouts[size_t(index)]->bytes);
+        const int64_t before = std::max<int64_t>(0, s.old_rows - w.front);
+        const int64_t beyond = std::max<int64_t>(0, total - w.front);
+        if (beyond == before) return;
+        const PageLayout& raw = *raw_layouts[size_t(index)];
+        for (int64_t i = before / kPageTokens; i <= (beyond - 1) / kPageTokens; ++i) {
+            const int64_t rows = std::min<int64_t>(kPageTokens, beyond - i * kPageTokens);
+            take(slot(i).raw, int64_t(raw.bytes) * ((rows + kRawStep - 1) / kRawStep * kRawStep) / kPageTokens);
+        }
+        const int64_t packed = s.old_packed[packed_index(layer, side)], now = w.packed_after(packed, beyond);
+        if (now == packed) return;
+        if (const PageLayout* pins = pin_layouts[size_t(index)]; pins && packed < kPageTokens)
+            take(state.pins, pins->bytes);
+        const PageLayout* grid = grid_layouts[size_t(index)];
+        for (int64_t i = packed / kPageTokens; i <= (now - 1) / kPageTokens; ++i) {
+            if (const Page* page = slot(i).packed)
+                take(page, 0);
+            else
+                block(grid ? grid->bytes : worst[size_t(index)]);
+        }
+    });
     return need;
 }
 

@@ -308,15 +308,6 @@ void Cache::Impl::give_up(StepSequence& s, int32_t layer, Side side) {
 void Cache::Impl::end_step() {
     if (!step.open) return;
     step.open = false;
-    const auto shrink = [&](Page*& page) { // what was reserved for the worst case and not needed
-        const uint32_t bytes = page->layout->bytes;
-        if (page->block == Arena::rounded(sizeof(Page) + bytes)) return;
-        Page* exact = new_page(page->layout, bytes, false, false);
-        if (!exact) return; // under a tight limit the reserve stays, and is counted
-        std::memcpy(exact->bytes(), page->bytes(), bytes);
-        drop(page);
-        page = exact;
-    };
     for (StepSequence& s : step.sequences) {
         const int64_t floor = std::max(s.seq->floor, s.seq->rows() - options.rollback);
         for (int32_t layer = 0; layer < int32_t(shape.layers.size()); ++layer) {
@@ -331,7 +322,7 @@ void Cache::Impl::end_step() {
                     for (int64_t i = needless - 1; i >= 0 && state.slots[size_t(i)].raw; --i)
                         drop(state.slots[size_t(i)].raw);
                     for (int64_t i = before / kPageTokens; now > before && i <= (now - 1) / kPageTokens; ++i)
-                        shrink(state.slots[size_t(i)].packed);
+                        narrow(state.slots[size_t(i)].packed, state.slots[size_t(i)].packed->layout);
                 }
             }
         }

@@ -111,6 +111,15 @@ void Cache::Impl::to_basis(const Transform& transform, float* rows, int32_t coun
         transform.forward(rows + int64_t(t) * width, width, work);
 }
 
+// The rows of one of the joined heads: [count][D], in the thread's working memory where more than one is joined.
+const float* Cache::Impl::head_rows(const float* rows, int32_t count, int32_t joined, int32_t head, int32_t dim) const {
+    if (joined == 1) return rows;
+    float* split = thread_scratch().floats(Scratch::joined, size_t(count) * size_t(dim));
+    for (int32_t t = 0; t < count; ++t)
+        std::copy_n(rows + (int64_t(t) * joined + head) * dim, dim, split + int64_t(t) * dim);
+    return split;
+}
+
 // Packs the block of `flush` rows that begins `packed` rows beyond the front, of all heads that are joined with the
 // first one.
 void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side side, int64_t packed,
@@ -142,13 +151,7 @@ void Cache::Impl::seal(StepSequence& s, int32_t layer, int32_t first_head, Side 
             if (plan->raised) raised.fetch_add(1, std::memory_order_relaxed);
             std::memset(slot.packed->bytes(), 0, page.bytes);
         }
-        const float* own = rows;
-        if (joined > 1) {
-            float* split = scratch.floats(Scratch::joined, size_t(flush) * size_t(dim));
-            for (int32_t t = 0; t < flush; ++t)
-                std::copy_n(rows + int64_t(t) * width + h * dim, dim, split + int64_t(t) * dim);
-            own = split;
-        }
+        const float* own = head_rows(rows, flush, joined, h, dim);
         const uint16_t* channels = tiered && slot.packed->layout->map_bytes > 0 ? plan->channels.data() : nullptr;
         table->encode(*slot.packed->layout, channels, own, first, flush, slot.packed->bytes());
         if (state.pins && packed < kPageTokens) {

@@ -5,6 +5,7 @@
 
 using namespace kvmosaic;
 using capi::bad;
+using capi::close_step;
 using capi::guarded;
 
 namespace {
@@ -57,11 +58,8 @@ int32_t kvmosaic_save(kvmosaic_cache* cache, const kvmosaic_saved* what, int32_t
         *size = 0;
         std::vector<FileSequence> sequences;
         if (Status st = take_saved(what, count, &sequences); !st) return st;
-        cache->cache->end_step();
-        cache->open = false;
-        FileOptions options;
-        options.compress = compress != 0;
-        auto made = write_sequences(*cache->cache, sequences, options);
+        close_step(cache);
+        auto made = write_sequences(*cache->cache, sequences, {.compress = compress != 0});
         if (!made) return made.status();
         *bytes = static_cast<uint8_t*>(std::malloc(made->size()));
         if (!*bytes)
@@ -78,11 +76,8 @@ int32_t kvmosaic_save_file(kvmosaic_cache* cache, const kvmosaic_saved* what, in
         if (!cache || !path) return bad("cache or path: it is null");
         std::vector<FileSequence> sequences;
         if (Status st = take_saved(what, count, &sequences); !st) return st;
-        cache->cache->end_step();
-        cache->open = false;
-        FileOptions options;
-        options.compress = compress != 0;
-        return save_file(*cache->cache, path, sequences, options);
+        close_step(cache);
+        return save_file(*cache->cache, path, sequences, {.compress = compress != 0});
     });
 }
 

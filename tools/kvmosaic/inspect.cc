@@ -91,9 +91,9 @@ struct Plan {
 Plan plan_of(const Cache& cache, int32_t layer, int32_t head, Side side) {
     Plan out;
     out.layer = layer, out.head = head, out.side = side;
-    const LayerShape& shape = cache.shape().layers[size_t(layer)];
-    out.window = cache.method().initial(side, layer, head, shape.dim(side)).window;
-    out.mean = cache.plan(0, layer, head, side).mean;
+    const SidePlan& plan = cache.plan(0, layer, head, side);
+    out.window = plan.window;
+    out.mean = plan.mean;
     out.rows = cache.rows(0);
     out.front = out.window.flush == 0 ? 0 : std::min<int64_t>(out.rows, out.window.front);
     out.packed = cache.packed_rows(0, layer, side);
