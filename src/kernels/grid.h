@@ -147,19 +147,24 @@ static inline float decode(float s, float z, float level) {
     return z + product;
 }
 
-// The sum of n squares in an order that vectors of eight, GPUs and plain loops can all follow: eight partial sums over
+// The sum of n terms in an order that vectors of eight, GPUs and plain loops can all follow: eight partial sums over
 // x[i], x[i + 8], ..., then halves onto each other.
 template <class At>
-static inline float sum_squares(int32_t n, At at) {
+static inline float sum_in_eights(int32_t n, At at) {
     float part[8] = {};
-    for (int32_t i = 0; i < n; ++i) {
-        const float x = at(i), square = x * x;
-        part[i % 8] += square;
-    }
+    for (int32_t i = 0; i < n; ++i)
+        part[i % 8] += at(i);
     for (int half = 4; half >= 1; half /= 2)
         for (int i = 0; i < half; ++i)
             part[i] += part[i + half];
     return part[0];
+}
+template <class At>
+static inline float sum_squares(int32_t n, At at) {
+    return sum_in_eights(n, [&](int32_t i) {
+        const float x = at(i);
+        return x * x;
+    });
 }
 
 // Nearest of 2^bits ascending levels; a value in the middle of two gets the lower.

@@ -28,6 +28,11 @@ inline constexpr float kShrink[kShrinks] = {1.0f, 0.9f, 0.8f, 0.7f, 0.6f, 0.5f, 
 inline constexpr float kMostOffset = 7.9f; // |c| / h that an offset of 8 bits in units of h / 16 can say
 inline constexpr int kOffsetTop = 127;
 
+// What the logarithms of a page are under (0), and the unit of a fitted page's means (1).
+static inline float plane_unit(const PageLayout& page, const uint8_t* bytes, uint32_t i) {
+    return load(ParamType::f16, bytes + page.unit_offset, i);
+}
+
 // unit * 2^(-code / 8), or / 16 where `fine`.
 static inline float log_decode(float unit, int code, bool fine) {
     const int i = fine ? code : 2 * code;

@@ -27,7 +27,7 @@ const MethodEntry& mosaic_method();
 
 namespace {
 
-struct Preset {
+struct Preset { // bits of a key value and of a value
     double k, v;
 };
 constexpr Preset kPresets[] = {{1.5, 2}, {2, 2}, {2, 2.5}, {2.5, 3}, {3, 3}, {3.5, 4}, {4.5, 5}};
@@ -37,8 +37,9 @@ constexpr double kGuardBits = 2.0;  // a value, what the guard may add
 class Mosaic final : public Method {
 public:
     explicit Mosaic(const OptionValues& values)
-        : values_(values), k_(values.real("k")), v_(values.real("v")), guard_(values.real("guard")) {
-        if (by_bits()) choose(128, 128);
+        : values_(values), setting_{values.real("k"), values.real("v")}, guard_(values.real("guard")),
+          tiers_(on("tiers")), query_(on("query")) {
+        if (by_bits()) setting_ = preset_for(128, 128);
     }
     const MethodInfo& info() const override { return mosaic_method().info; }
 
@@ -46,11 +47,9 @@ public:
         SidePlan plan;
         plan.window = {.front = values_.integer("front"), .keep = values_.integer("keep"), .flush = kPageTokens};
         if (side == Side::key) {
-            plan.store.kind = StoreKind::tiered;
-            plan.store.rule = GridRule::searched;
-            plan.store.group = kPageTokens;
-            plan.store.shrinks = on("search") ? 7 : 1;
-            if (on("tiers")) plan.store.vectors = uint16_t(vectors(dim) + (guard_ > 0 ? spare(dim) : 0));
+            plan.store = key_pages(setting_.k, dim);
+            if (guard_ > 0)
+                plan.store.vectors = uint16_t(plan.store.vectors + spare(dim)); // not without tiers, see make
             if (on("mean")) {
                 plan.space = KeySpace::centred;
                 plan.window.first = kPageTokens;
@@ -58,8 +57,7 @@ public:
             start_ladder(0, dim, &plan);
             return plan;
         }
-        plan.store = on("fit") ? fitted(dim)
-                               : token_store(StoreKind::grid, GridRule::asym, uint8_t(v_), dim, dim, ParamType::f16);
+        plan.store = value_pages(setting_.v, dim);
         if (on("hadamard")) plan.transform.hadamard = dim;
         return plan;
     }
@@ -79,16 +77,16 @@ public:
         if (in.side != Side::key) return;
         std::array<float, kMaxHeadDim> weights, sorted; // no heap: plans are made while a step runs
         std::array<uint16_t, kMaxHeadDim> order;
-        channel_weights(in, on("query"), weights.data());
+        channel_weights(in, query_, weights.data());
         rank(weights.data(), in.dim, order.data());
         for (int32_t i = 0; i < in.dim; ++i)
             sorted[size_t(i)] = weights[order[size_t(i)]];
-        int32_t budget = vectors(in.dim);
+        int32_t budget = vectors(setting_.k, in.dim);
         LadderChoice choice = choose(sorted.data(), in.dim, budget);
         for (const int32_t most = plan->store.vectors; guard_ > 0 && choice.error > guard_ && budget < most;)
             choice = choose(sorted.data(), in.dim, ++budget);
         plan->ladder = choice.ladder;
-        plan->raised = budget > vectors(in.dim);
+        plan->raised = budget > vectors(setting_.k, in.dim);
         plan->channels.resize(size_t(in.dim));
         place_channels(plan->ladder, order.data(), in.dim, plan->channels.data());
     }
@@ -101,7 +99,7 @@ public:
         if (Status s = validate(shape); !s) return s;
         for (const LayerShape& l : shape.layers)
             if (by_bits() && l.has_kv()) {
-                choose(l.key_dim, l.value_dim);
+                setting_ = preset_for(l.key_dim, l.value_dim);
                 break;
             }
         return accept_stores(*this, shape);
@@ -110,47 +108,52 @@ public:
 private:
     bool on(const char* option) const { return values_.integer(option) != 0; }
     bool by_bits() const { return values_.text("bits") != "off"; }
-    int32_t vectors(int32_t dim) const { return std::max(1, int32_t(k_ * dim / kVectorBits)); }
+    static int32_t vectors(double k, int32_t dim) { return std::max(1, int32_t(k * dim / kVectorBits)); }
     static int32_t spare(int32_t dim) { return int32_t((kGuardBits * dim + kVectorBits - 1) / kVectorBits); }
 
-    StoreSpec fitted(int32_t dim) const {
-        StoreSpec spec = token_store(StoreKind::grid, GridRule::fitted, uint8_t(v_), dim, dim, ParamType::f16);
-        spec.wide = uint16_t(int32_t((v_ - std::floor(v_)) * dim) / kLaneBlock * kLaneBlock);
+    // Without the guard's vectors.
+    StoreSpec key_pages(double k, int32_t dim) const {
+        StoreSpec spec;
+        spec.kind = StoreKind::tiered;
+        spec.rule = GridRule::searched;
+        spec.group = kPageTokens;
+        spec.shrinks = on("search") ? 7 : 1;
+        if (tiers_) spec.vectors = uint16_t(vectors(k, dim));
+        return spec;
+    }
+    StoreSpec value_pages(double v, int32_t dim) const {
+        if (!on("fit")) return token_store(StoreKind::grid, GridRule::asym, uint8_t(v), dim, dim, ParamType::f16);
+        StoreSpec spec = token_store(StoreKind::grid, GridRule::fitted, uint8_t(v), dim, dim, ParamType::f16);
+        spec.wide = uint16_t(int32_t((v - std::floor(v)) * dim) / kLaneBlock * kLaneBlock);
         return spec;
     }
 
-    // The preset with the most bits, by the layouts of its pages, that are at most those asked for.
-    void choose(int32_t key_dim, int32_t value_dim) {
-        const double asked = values_.real("bits");
-        bool any = false;
-        double best = 0.0;
+    // The preset with the most bits, by the layouts of its pages, that are at most those asked for; the smallest one
+    // where none is.
+    Preset preset_for(int32_t key_dim, int32_t value_dim) const {
+        Preset best = kPresets[0];
+        double most = 0.0;
         for (const Preset& preset : kPresets) {
-            const double k = k_, v = v_;
-            k_ = preset.k, v_ = preset.v;
-            StoreSpec key = initial(Side::key, 0, 0, key_dim).store;
-            key.vectors = uint16_t(vectors(key_dim));
-            const PageLayout values = layout(initial(Side::value, 0, 0, value_dim).store, Side::value, value_dim);
-            const double bits = 8.0 * (worst_page_bytes(key, Side::key, key_dim, {}) + values.bytes) /
-                                (double(kPageTokens) * (key_dim + value_dim));
-            if (any && (bits > asked || bits < best)) {
-                k_ = k, v_ = v;
-                continue;
-            }
-            any = true; // the smallest one even where it is above what was asked
-            best = bits;
+            const uint32_t keys = worst_page_bytes(key_pages(preset.k, key_dim), Side::key, key_dim, {});
+            const uint32_t values = layout(value_pages(preset.v, value_dim), Side::value, value_dim).bytes;
+            const double bits = 8.0 * (keys + values) / (double(kPageTokens) * (key_dim + value_dim));
+            if (bits <= values_.real("bits") && bits >= most) most = bits, best = preset;
         }
+        return best;
     }
 
     LadderChoice choose(const float* sorted, int32_t dim, int32_t budget) const {
-        if (on("tiers")) return choose_ladder(sorted, dim, budget);
+        if (tiers_) return choose_ladder(sorted, dim, budget);
         LadderChoice choice; // one width
-        const int bits = int(std::floor(k_));
+        const int bits = int(std::floor(setting_.k));
         choice.ladder = Ladder::uniform(uint8_t(bits == 5 || bits == 7 ? bits - 1 : bits), uint16_t(dim));
         return choice;
     }
 
     OptionValues values_;
-    double k_, v_, guard_;
+    Preset setting_;
+    double guard_;
+    bool tiers_, query_;
 };
 
 Result<std::unique_ptr<Method>> make(const OptionValues& values) {

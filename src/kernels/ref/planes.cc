@@ -39,10 +39,6 @@ int get(const PageLayout& page, int32_t lane, int32_t depth, int bits, const uin
     return code;
 }
 
-float unit_of(const PageLayout& page, const uint8_t* bytes, uint32_t i) {
-    return load(ParamType::f16, bytes + page.unit_offset, i);
-}
-
 // ---- keys ----
 
 // Bits of the channel at a ladder position.
@@ -96,7 +92,7 @@ void encode_keys(const PageLayout& page, const uint16_t* channels, const float* 
         most = std::max(most, half[p]);
     }
     store(ParamType::f16, bytes + page.unit_offset, 0, most);
-    const float unit = unit_of(page, bytes, 0);
+    const float unit = plane_unit(page, bytes, 0);
     for (int32_t p = 0; p < page.dim; ++p) {
         const float* x = rows + (channels ? channels[p] : p);
         const int bits = bits_at(page, p);
@@ -121,18 +117,6 @@ void encode_keys(const PageLayout& page, const uint16_t* channels, const float* 
 
 // ---- values ----
 
-// Eight partial sums, then halves onto each other, as sum_squares.
-template <class At>
-float sum_apart(int32_t n, At at) {
-    float part[8] = {};
-    for (int32_t i = 0; i < n; ++i)
-        part[i % 8] += at(i);
-    for (int half = 4; half >= 1; half /= 2)
-        for (int i = 0; i < half; ++i)
-            part[i] += part[i + half];
-    return part[0];
-}
-
 // Mean of each channel in steps of a sixteenth of the page's root mean square.
 void encode_means(const PageLayout& page, const float* rows, uint8_t* bytes) {
     float sum[kMaxHeadDim] = {}, squares[kMaxHeadDim] = {};
@@ -142,16 +126,16 @@ void encode_means(const PageLayout& page, const float* rows, uint8_t* bytes) {
             sum[d] += x;
             squares[d] += square;
         }
-    const float total = sum_apart(page.dim, [&](int32_t d) { return squares[d]; });
+    const float total = sum_in_eights(page.dim, [&](int32_t d) { return squares[d]; });
     const float rms = std::sqrt(total / float(kPageTokens * page.dim));
     store(ParamType::f16, bytes + page.unit_offset, 1, rms * 0.0625f);
-    const float unit = unit_of(page, bytes, 1), inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
+    const float unit = plane_unit(page, bytes, 1), inverse = unit > 0.0f ? 1.0f / unit : 0.0f;
     for (int32_t d = 0; d < page.dim; ++d)
         bytes[page.zero_offset + uint32_t(d)] = uint8_t(int8_t(offset_code(sum[d] * (1.0f / kPageTokens), inverse)));
 }
 
 float mean_at(const PageLayout& page, const uint8_t* bytes, int32_t channel) {
-    return float(int8_t(bytes[page.zero_offset + uint32_t(channel)])) * unit_of(page, bytes, 1);
+    return float(int8_t(bytes[page.zero_offset + uint32_t(channel)])) * plane_unit(page, bytes, 1);
 }
 
 // The step of one token by two rounds of least squares from that of a normal variable.
@@ -164,7 +148,7 @@ float fit_step(const PageLayout& page, const float* x) {
             const int bits = fitted_bits(page, d);
             level[d] = fitted_level(bits, fitted_code(x[d], inverse, bits));
         }
-        const float dot = sum_apart(page.dim, [&](int32_t d) { return x[d] * level[d]; });
+        const float dot = sum_in_eights(page.dim, [&](int32_t d) { return x[d] * level[d]; });
         const float size = sum_squares(page.dim, [&](int32_t d) { return level[d]; });
         s = dot > 0.0f ? dot / size : 0.0f;
     }
@@ -186,7 +170,7 @@ void encode_values(const PageLayout& page, const float* rows, uint8_t* bytes) {
         most = std::max(most, step[t]);
     }
     store(ParamType::f16, bytes + page.unit_offset, 0, most);
-    const float unit = unit_of(page, bytes, 0);
+    const float unit = plane_unit(page, bytes, 0);
     for (int32_t t = 0; t < kPageTokens; ++t) {
         const int code = log_code(unit, step[t], true);
         bytes[page.scale_offset + uint32_t(t)] = uint8_t(code);
@@ -210,7 +194,7 @@ void encode_planes(const PageLayout& page, const uint16_t* channels, const float
 
 void restore_planes_row(const PageLayout& page, const uint8_t* bytes, const uint16_t* channels, int32_t token,
                         float* out) {
-    const float unit = unit_of(page, bytes, 0);
+    const float unit = plane_unit(page, bytes, 0);
     if (page.side == Side::value) {
         const float s = log_decode(unit, bytes[page.scale_offset + uint32_t(token)], true);
         for (int32_t d = 0; d < page.dim; ++d) {
