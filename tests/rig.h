@@ -79,6 +79,16 @@ inline std::vector<float> feed(Cache& cache, const Text& text, int64_t from, int
     return out;
 }
 
+// Begins a step of n rows of sequence `seq` and writes its first `layers` layers; it is left open, and nothing attends.
+inline void write_layers(Cache& cache, const Text& text, int64_t from, int64_t n, int32_t layers, SeqId seq = 0) {
+    std::vector<StepRow> rows;
+    for (int64_t t = 0; t < n; ++t)
+        rows.push_back({int32_t(from + t), {&seq, 1}});
+    ASSERT_TRUE(cache.begin_step(rows).ok());
+    for (int32_t l = 0; l < layers; ++l)
+        cache.write(l, text.q.rows(from), text.k.rows(from), text.v.rows(from));
+}
+
 // Feeds rows [0, total) in pieces; sizes are taken in turn, the last one repeats.
 inline std::vector<float> feed_split(Cache& cache, const Text& text, int64_t total, const std::vector<int64_t>& sizes,
                                      SeqId seq = 0, AttendArgs args = {}) {

@@ -14,14 +14,11 @@ import concurrent.futures
 import json
 import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
+
+from served import Server
 
 FIRST = "amber bronze copper crimson golden hidden ivory jade lonely marble noble olive purple quiet rapid silver".split()
 SECOND = "anchor badger castle dragon engine falcon garden harbor island jacket kettle ladder magnet needle orchard piano".split()
@@ -53,63 +50,13 @@ def share(rng):
     return 1.0
 
 
-class Server:
-    def __init__(self, program, model, spec, slots, slot_tokens, log, more=(), env=None):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.folder = tempfile.mkdtemp(prefix="kvmosaic-slots-")
-        words = [program, "serve", "-m", model, "--cache", spec, "--ctx", str(slots * slot_tokens), "--port", str(self.port),
-                 *more, "-np", str(slots), "-t", str(os.cpu_count() or 2), "--cache-ram", "0", "--slot-save-path", self.folder,
-                 "--no-kv-unified"]
-        self.process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                        env=dict(os.environ, OMP_WAIT_POLICY="passive", **(env or {})))
-        for _ in range(600):
-            if self.process.poll() is not None:
-                raise RuntimeError("the server ended by itself")
-            try:
-                if self.get("/health").get("status") == "ok":
-                    return
-            except OSError:
-                time.sleep(0.5)
-        raise RuntimeError("the server did not come up")
+class LoadServer(Server):
+    """Slots of the same size, their states in a folder, and no cache of prompts beside them."""
 
-    def url(self, path):
-        return "http://127.0.0.1:%d%s" % (self.port, path)
-
-    def get(self, path):
-        with urllib.request.urlopen(self.url(path), timeout=300) as reply:
-            return json.loads(reply.read())
-
-    def open(self, path, body):
-        request = urllib.request.Request(self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"})
-        return urllib.request.urlopen(request, timeout=900)
-
-    def post(self, path, body):
-        """(status, reply), also for refusals."""
-        try:
-            with self.open(path, body) as reply:
-                return 200, json.loads(reply.read())
-        except urllib.error.HTTPError as bad:
-            return bad.code, json.loads(bad.read() or b"{}")
-
-    def erase_slots(self, slots):
-        for slot in range(slots):
-            status, reply = self.post("/slots/%d?action=erase" % slot, {})
-            assert status == 200, reply
-
-    def resident_mib(self):
-        with open("/proc/%d/status" % self.process.pid) as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
-
-    def stop(self):
-        """Exit code after SIGINT; None when it had to be killed."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            return self.process.wait(timeout=120)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return None
+    def __init__(self, program, model, spec, slots, slot_tokens, log, more=()):
+        super().__init__(program, ["-m", model, "--cache", spec, "--ctx", slots * slot_tokens, *more, "-np", slots, "-t",
+                                   os.cpu_count() or 2, "--cache-ram", 0, "--slot-save-path",
+                                   tempfile.mkdtemp(prefix="kvmosaic-slots-"), "--no-kv-unified"], log)
 
 
 class Conversation:
@@ -183,7 +130,7 @@ def main():
     start = time.time()
     report = {"model": o.model, "spec": o.cache, "slots": o.slots, "slot_tokens": o.slot_tokens}
     with tempfile.TemporaryFile("w+") as log:
-        server = Server(os.environ["KVMOSAIC_PROGRAM"], o.model, o.cache, o.slots, o.slot_tokens, log)
+        server = LoadServer(os.environ["KVMOSAIC_PROGRAM"], o.model, o.cache, o.slots, o.slot_tokens, log)
         warm = run(server, 0, o.slots, o.slots, o.slot_tokens, o.seed, words)  # buffers grow to their size
         server.erase_slots(o.slots)
         report["resident_mib_before"] = server.resident_mib()

@@ -8,14 +8,10 @@ import json
 import os
 import random
 import re
-import signal
-import socket
-import subprocess
-import time
 import unittest
-import urllib.request
 
 import serve_load
+from served import ServedCase, Server
 from support import CACHE, PROGRAM, SAMPLE, TINY, Case, call, main, sample
 
 TOOLS = os.path.dirname(PROGRAM)
@@ -112,73 +108,32 @@ class Bench(Case):
         self.assertRegex(wrong.err, "bits")
 
 
-class Serve(Case):
+class Serve(Case, ServedCase):
     """`kvmosaic serve` on loopback: chat requests, a follow-up that reuses its prompt, and a clean stop."""
 
-    def request(self, port, path, body=None):
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request("http://127.0.0.1:%d%s" % (port, path), data=data,
-                                         headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            return json.loads(reply.read())
-
     def test_chat_over_http(self):
-        if not os.path.exists(tool("llama-server")):
-            self.skipTest("llama-server is not built (make server)")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        log = open(self.path("server.log"), "w+")
-        server = subprocess.Popen([PROGRAM, "serve", "-m", "tiny", "--cache", "mixkvq", "--ctx", "1024", "--port",
-                                   str(port), "-np", "2", "-t", "2"], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        words = ["-m", "tiny", "--cache", "mixkvq", "--ctx", 1024, "-np", 2, "-t", 2]
+        server = self.serve(PROGRAM, lambda log: Server(PROGRAM, words, log))
         try:
-            for _ in range(240):
-                self.assertIsNone(server.poll(), "the server ended by itself")
-                try:
-                    if self.request(port, "/health").get("status") == "ok":
-                        break
-                except OSError:
-                    time.sleep(0.5)
             messages = [{"role": "system", "content": "You answer in one short sentence. " * 12},
                         {"role": "user", "content": "What is the capital of France?"}]
             chat = {"messages": messages, "temperature": 0, "max_tokens": 24, "cache_prompt": True}
-            first = self.request(port, "/v1/chat/completions", chat)
+            first = server.good("/v1/chat/completions", chat)
             text = first["choices"][0]["message"]["content"]
             self.assertRegex(text, "[A-Za-z]{3}")
-            again = self.request(port, "/v1/chat/completions", chat)
+            again = server.good("/v1/chat/completions", chat)
             self.assertGreater(again.get("timings", {}).get("cache_n", 0), 50, again)  # the prompt was reused
-            log.flush()
-            log.seek(0)
-            self.assertRegex(log.read(), "kvmosaic.*mixkvq")
+            self.assertRegex(self.said(), "kvmosaic.*mixkvq")
         finally:
-            server.send_signal(signal.SIGINT)
-            try:
-                code = server.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                code = None
-            log.close()
+            code = server.stop()
         self.assertEqual(code, 0, "SIGINT stops the server cleanly")
 
 
-class ServeLoad(Case):
+class ServeLoad(Case, ServedCase):
     """Conversations side by side, each with words of its own (serve_load.py); a full cache; memory; contexts shifted."""
 
     def start(self, spec, slots, slot_tokens, *more):
-        if not os.path.exists(tool("llama-server")):
-            self.skipTest("llama-server is not built (make server)")
-        self.log = open(self.path("server-%d.log" % id(more)), "w+")
-        self.addCleanup(self.log.close)
-        return serve_load.Server(PROGRAM, "tiny", spec, slots, slot_tokens, self.log, more)
-
-    def said(self):
-        self.log.flush()
-        self.log.seek(0)
-        return self.log.read()
-
-    def stop(self, server):
-        if server.process.poll() is None:
-            self.assertEqual(server.stop(), 0, "SIGINT stops the server cleanly")
+        return self.serve(PROGRAM, lambda log: serve_load.LoadServer(PROGRAM, "tiny", spec, slots, slot_tokens, log, more))
 
     def test_no_word_leaves_its_conversation(self):
         slots, tokens = 4, 512

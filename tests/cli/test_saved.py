@@ -1,15 +1,10 @@
 #!/usr/bin/env python3
 """run --save and --load, inspect FILE, and the server's slots, on the real model. See support.py."""
-import json
 import os
 import re
-import signal
-import socket
-import subprocess
-import time
 import urllib.error
-import urllib.request
 
+from served import ServedCase, Server
 from support import Case, PROGRAM, main, sample
 
 LOADED = re.compile(r"\| (\d+) of (\d+) rows from (\S+)$", re.M)
@@ -112,43 +107,23 @@ class Saved(Case):
         self.assertEqual(again["text"], self.run_tiny("--load", file, "-n", 3, "--json", "-").json()["text"])
 
 
-class SavedSlots(Case):
+class SavedSlots(Case, ServedCase):
     """The server saves a slot, forgets it, restores it and reads nothing again."""
 
-    def request(self, port, path, body=None):
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request("http://127.0.0.1:%d%s" % (port, path), data=data,
-                                         headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as reply:
-            return json.loads(reply.read())
-
     def test_slots_come_back(self):
-        if not os.path.exists(os.path.join(os.path.dirname(PROGRAM), "llama-server")):
-            self.skipTest("llama-server is not built (make server)")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        log = open(self.path("server.log"), "w+")
-        server = subprocess.Popen([PROGRAM, "serve", "-m", "tiny", "--cache", "kivi:bits=4", "--ctx", "2048", "--port",
-                                   str(port), "-np", "2", "-t", "2", "--slot-save-path", self.folder + "/"],
-                                  stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        words = ["-m", "tiny", "--cache", "kivi:bits=4", "--ctx", 2048, "-np", 2, "-t", 2, "--slot-save-path",
+                 self.folder + "/"]
+        server = self.serve(PROGRAM, lambda log: Server(PROGRAM, words, log))
         try:
-            for _ in range(240):
-                self.assertIsNone(server.poll(), "the server ended by itself")
-                try:
-                    if self.request(port, "/health").get("status") == "ok":
-                        break
-                except OSError:
-                    time.sleep(0.5)
             ask = {"prompt": sample(1300), "n_predict": 12, "temperature": 0, "cache_prompt": True, "id_slot": 0}
-            first = self.request(port, "/completion", ask)
+            first = server.good("/completion", ask)
             self.assertGreater(first["timings"]["prompt_n"], 300)
-            saved = self.request(port, "/slots/0?action=save", {"filename": "slot.bin"})
+            saved = server.good("/slots/0?action=save", {"filename": "slot.bin"})
             self.assertGreater(saved["n_saved"], 300)
-            self.request(port, "/slots/0?action=erase", {})
-            restored = self.request(port, "/slots/1?action=restore", {"filename": "slot.bin"})
+            server.good("/slots/0?action=erase", {})
+            restored = server.good("/slots/1?action=restore", {"filename": "slot.bin"})
             self.assertEqual(restored["n_restored"], saved["n_saved"])
-            again = self.request(port, "/completion", dict(ask, id_slot=1))
+            again = server.good("/completion", dict(ask, id_slot=1))
             self.assertEqual(again["content"], first["content"])
             self.assertLess(again["timings"]["prompt_n"], 5, "the restored rows are used")
             # A damaged file is an error, and the server goes on.
@@ -156,16 +131,10 @@ class SavedSlots(Case):
                 f.seek(-200, os.SEEK_END)
                 f.write(b"x" * 100)
             with self.assertRaises(urllib.error.HTTPError):
-                self.request(port, "/slots/0?action=restore", {"filename": "slot.bin"})
-            self.assertEqual(self.request(port, "/completion", dict(ask, id_slot=1))["content"], first["content"])
+                server.good("/slots/0?action=restore", {"filename": "slot.bin"})
+            self.assertEqual(server.good("/completion", dict(ask, id_slot=1))["content"], first["content"])
         finally:
-            server.send_signal(signal.SIGINT)
-            try:
-                code = server.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                code = None
-            log.close()
+            code = server.stop()
         self.assertEqual(code, 0, "SIGINT stops the server cleanly")
 
 

@@ -29,12 +29,7 @@ TEST(Conformance, DeclaredBytesAreAllocatedBytes) {
             for (const int64_t rows : {1, 31, 127, 128, 129, 1000, 4096}) {
                 while (at < rows) {
                     const int64_t n = decode_heavy && rows < 1000 ? 1 : std::min<int64_t>(512, rows - at);
-                    std::vector<StepRow> step;
-                    for (int64_t t = 0; t < n; ++t)
-                        step.push_back({int32_t(at + t), {&seq, 1}});
-                    ASSERT_TRUE(cache->begin_step(step).ok());
-                    for (int32_t l = 0; l < 3; ++l)
-                        cache->write(l, text.q.rows(at), text.k.rows(at), text.v.rows(at));
+                    write_layers(*cache, text, at, n, 3, seq);
                     at += n;
                     cache->end_step();
                 }

@@ -145,18 +145,12 @@ TEST(Rollback, OnePlanForThePrompt) {
 TEST(Rollback, AGivenUpStepIsTakenBackExactly) {
     const ModelShape shape = one_layer(4, 2, 64, 64, 2);
     const Text text(shape.layers[0], 600, 8);
-    const SeqId seq = 0;
     for (const std::string& spec : lifecycle_specs()) {
         CacheOptions options;
         options.rollback = 400;
         auto cache = make(shape, spec, options);
         const auto step = [&](int64_t from, int64_t n, int32_t layers) {
-            std::vector<StepRow> rows;
-            for (int64_t t = 0; t < n; ++t)
-                rows.push_back({int32_t(from + t), {&seq, 1}});
-            ASSERT_TRUE(cache->begin_step(rows).ok());
-            for (int32_t l = 0; l < layers; ++l)
-                cache->write(l, text.q.rows(from), text.k.rows(from), text.v.rows(from));
+            write_layers(*cache, text, from, n, layers);
             cache->end_step();
         };
         step(0, 120, 2);

@@ -29,7 +29,9 @@ void check_options(const RunOptions& o, bool has_text) {
 }
 
 void run(RunOptions o, bool has_prompt, bool has_spec) {
-    if (!o.load.empty() && !has_spec) o.spec = take(spec_of_file(o.load));
+    std::optional<SavedFile> file;
+    if (!o.load.empty()) file = take(open_saved(o.load));
+    if (file && !has_spec) o.spec = file->info.spec;
     const bool has_text = has_prompt || !o.file.empty();
     check_options(o, has_text);
     const std::string text = has_text ? take_text(o.prompt, has_prompt, o.file) : "";
@@ -41,7 +43,8 @@ void run(RunOptions o, bool has_prompt, bool has_spec) {
     }
     Runner runner(o, model, std::move(opened.context));
     std::optional<Saved> saved;
-    if (!o.load.empty()) saved = runner.load();
+    if (file) saved = runner.load(*file);
+    file.reset();
     if (saved && o.chat && !saved->shaped) bad_usage("--load {}: it holds no conversation to go on with", o.load);
     // A file of raw text is gone on with as raw text, a conversation as a conversation.
     const bool shaped = o.chat || (saved ? saved->shaped && !o.raw : !o.raw && !model.chat_template().empty());

@@ -23,8 +23,8 @@ double rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens
 
 } // namespace
 
-Saved Runner::load() {
-    Saved saved = take(load_saved(o_.load, context_));
+Saved Runner::load(const SavedFile& file) {
+    Saved saved = take(load_saved(file, context_));
     totals_.loaded = context_.cache()->rows(0);
     untold_ = saved.tokens.empty() && totals_.loaded > 0;
     tokens_ = saved.tokens;

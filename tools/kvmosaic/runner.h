@@ -32,7 +32,7 @@ public:
     Runner(const RunOptions& o, const eval::Model& model, eval::Context context)
         : o_(o), model_(model), context_(std::move(context)), sampler_(o.sampling) {}
 
-    Saved load(); // takes the rows of a file in place of a prompt
+    Saved load(const SavedFile& file); // takes the rows of a file in place of a prompt
     // `first`: the text stands at the beginning; what the cache holds of it already stays. `parse`: it has control
     // tokens. A token that is known but not in the cache goes before it.
     void read(const std::string& text, bool first, bool parse);

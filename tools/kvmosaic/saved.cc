@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "kvmosaic/file.h"
-
 namespace kvmosaic::tool {
 
 namespace {
@@ -32,25 +30,21 @@ void read_note(const std::string& note, Saved* into) {
 
 } // namespace
 
-Result<std::string> spec_of_file(const std::string& path) {
-    const auto bytes = read_file(path);
+Result<SavedFile> open_saved(const std::string& path) {
+    auto bytes = read_file(path);
     if (!bytes) return bytes.status();
     auto info = file_info(*bytes);
-    if (!info) return Status(info.status().code(), path + ": " + info.status().message());
-    return info->spec;
-}
-
-Result<Saved> load_saved(const std::string& path, const eval::Context& context) {
-    const auto bytes = read_file(path);
-    if (!bytes) return bytes.status();
-    const auto info = file_info(*bytes);
     if (!info) return Status(info.status().code(), path + ": " + info.status().message());
     if (info->sequences.size() != 1)
         return Status(StatusCode::invalid_argument, fmt::format("{}: holds {} sequences; run goes on with files of one",
                                                                 path, info->sequences.size()));
+    return SavedFile{path, std::move(*bytes), std::move(*info)};
+}
+
+Result<Saved> load_saved(const SavedFile& file, const eval::Context& context) {
     const SeqId own[] = {0};
-    auto read = read_sequences(context.cache(), *bytes, own);
-    if (!read) return Status(read.status().code(), path + ": " + read.status().message());
+    auto read = read_sequences(context.cache(), file.bytes, own);
+    if (!read) return Status(read.status().code(), file.path + ": " + read.status().message());
     Saved out;
     out.tokens = std::move(read->front().tokens);
     read_note(read->front().note, &out);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "eval/engine.h"
+#include "kvmosaic/file.h"
 #include "kvmosaic/status.h"
 
 namespace kvmosaic::tool {
@@ -17,10 +18,15 @@ struct Saved {
     std::vector<std::pair<std::string, std::string>> messages; // role, content
 };
 
-// The spec that a file was written with.
-Result<std::string> spec_of_file(const std::string& path);
+// A file with one sequence, read and checked; info.spec is the spec that it was written with.
+struct SavedFile {
+    std::string path;
+    std::vector<uint8_t> bytes;
+    FileInfo info;
+};
+Result<SavedFile> open_saved(const std::string& path);
 // Sequence 0 of the context becomes that of the file; the context is as it was when this is refused.
-Result<Saved> load_saved(const std::string& path, const eval::Context& context);
+Result<Saved> load_saved(const SavedFile& file, const eval::Context& context);
 // Sequence 0, whole or not at all; returns the bytes of the file.
 Result<int64_t> write_saved(const std::string& path, const eval::Context& context, const Saved& what, bool compress);
 
