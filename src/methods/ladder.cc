@@ -88,7 +88,8 @@ public:
             double found = least;
             for (int from = 0; from < 4; ++from)
                 for (int to = 0; to < 4; ++to)
-                    for (int also = 0; also < 5; ++also) { // alone, or with a second vector, to the same plane or a third
+                    for (int also = 0; also < 5;
+                         ++also) { // alone, or with a second vector, to the same plane or a third
                         if (from == to || also == from) continue;
                         Mix mix = best;
                         --mix.vectors[size_t(from)], ++mix.vectors[size_t(to)];
