@@ -17,6 +17,11 @@
 
 namespace kvmosaic {
 
+class RowSource;
+namespace state {
+class Writer;
+}
+
 // A block of the arena: this header, then layout->bytes. Shared between sequences by reference; the cache copies a
 // page before it writes to one that has other owners.
 struct Page {
@@ -176,7 +181,14 @@ struct Cache::Impl {
     }
     class Loader; // of a saved state
     struct Loaded;
+    // ---- pieces of a state, in their order (state.cc) ----
+    void put_identity(state::Writer* w) const; // head, model, method, plans
+    static void put_positions(state::Writer* w, std::span<const int32_t> positions, const std::vector<int64_t>& packed);
+    void put_statistics(state::Writer* w, const std::vector<SideState>& sides) const;
+    void put_decided(state::Writer* w, const std::vector<SideState>& sides) const;
+    void put_rows(state::Writer* w, int64_t rows, const std::vector<int64_t>& packed, const RowSource& source) const;
     static size_t packed_index(int32_t layer, Side side) { return size_t(layer) * 2 + size_t(side); }
+    size_t raw_row_bytes(int32_t index) const; // of a raw row
 
     // ---- pages ----
     // Null: no memory, also after all prefixes that nobody uses were evicted (where `evict` allows that).

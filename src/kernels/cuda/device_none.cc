@@ -3,7 +3,7 @@
 
 #include "kvmosaic/device.h"
 
-#include "kernels/cuda/order.h"
+#include "kernels/cuda/memory.h"
 
 namespace kvmosaic::device {
 namespace {
@@ -13,6 +13,8 @@ Status absent() { return Status(StatusCode::unsupported, "this build has no GPU 
 struct Attention::Impl {
     std::string name;
 };
+
+Memory* device_memory() { return nullptr; }
 
 std::vector<DeviceInfo> devices() { return {}; }
 std::vector<std::string> attention_kernels() { return {}; }

@@ -25,6 +25,8 @@ void add_tier(DevicePage* page, uint8_t bits, uint16_t live, uint16_t first, uin
 
 } // namespace
 
+bool same_order(const PageLayout& page) { return page.kind == StoreKind::raw || in_planes(page.rule); }
+
 int32_t device_granule(int bits) {
     switch (bits) {
     case 1:
@@ -51,8 +53,8 @@ DevicePage device_page(const PageLayout& from) {
     page.tokens = from.tokens;
     page.lanes = from.lanes;
     page.depth = from.depth;
-    if (from.kind == StoreKind::raw) {
-        page.bytes = from.bytes; // the same bytes in both orders
+    if (same_order(from)) {
+        page.bytes = from.bytes;
         return page;
     }
     page.along_depth = from.along_depth;

@@ -60,6 +60,8 @@ struct DevicePage {
 };
 
 int32_t device_granule(int bits); // depth: 64, 32, 64, 16, 32, 16 for 1, 2, 3, 4, 6, 8 bits
+// Raw pages and pages in planes: their bytes are the same in both orders.
+bool same_order(const PageLayout& page);
 DevicePage device_page(const PageLayout& page);
 // Largest device page over all ladders drawn from `widths`, as worst_page_bytes of store.h.
 uint32_t worst_device_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const std::vector<uint8_t>& widths);

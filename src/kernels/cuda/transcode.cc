@@ -97,7 +97,7 @@ void for_each_element(const PageLayout& host, const DevicePage& dev, Copy copy) 
 } // namespace
 
 void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
-    if (page.kind == StoreKind::raw) {
+    if (same_order(page)) {
         std::memcpy(to, from, page.bytes);
         return;
     }
@@ -113,7 +113,7 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
 }
 
 void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
-    if (page.kind == StoreKind::raw) {
+    if (same_order(page)) {
         std::memcpy(to, from, page.bytes);
         return;
     }

@@ -1,0 +1,85 @@
+// Inside of device::DeviceCache. Not installed.
+#pragma once
+
+#include <vector>
+
+#include "cache/impl.h"
+#include "kernels/cuda/memory.h"
+#include "kvmosaic/device_cache.h"
+
+namespace kvmosaic::device {
+
+// Keys or values of one layer, all slots.
+struct SideStore {
+    StoreSpec store;
+    int32_t dim = 0, first = 0; // first: side index of KV head 0; others follow at steps of 2
+    std::vector<uint8_t> widths;
+    bool packs = false, varies = false; // varies: pages differ in size and are placed one after another
+    uint32_t page_units = 0;            // of a page that does not vary
+    uint32_t units = 0;                 // of the pool
+    uint32_t* used = nullptr;           // varying pages: on the device
+    uint32_t* exhausted = nullptr;
+    SideMemory memory;
+    float* sums = nullptr; // [slots * kv_heads][D]
+    int32_t* counts = nullptr;
+};
+
+// What the host knows of a slot: what it was when it came.
+struct Slot {
+    bool taken = false;
+    std::vector<int32_t> positions;
+    std::vector<uint8_t> decided; // section of a state
+    bool undecided = false;       // something is decided once a sequence, and was not yet
+    std::vector<int64_t> counts;  // [side_count] of queries
+    std::vector<Ladder> ladder;   // [side_count] of tiered pages without a map
+    std::vector<std::vector<const PageLayout*>> pages; // [side_count] pages that vary
+};
+
+struct DeviceCache::Impl {
+    using Host = ::kvmosaic::Cache::Impl; // through a friend
+
+    ~Impl();
+    std::unique_ptr<Cache> like; // without sequences: plans, layouts, the method
+    DeviceCacheOptions options;
+    Memory* memory = nullptr;
+    int64_t allocated = 0;
+    std::vector<void*> blocks;
+    int32_t stride = 0;             // of page tables
+    std::vector<SideStore> sides;   // [L][2]
+    std::vector<int32_t> group_of;  // [L], -1: no K/V
+    std::vector<int32_t> leaders;   // [groups] a layer of each
+    std::vector<SequenceState*> states;
+    mutable std::vector<Slot> slots;
+
+    template <class T>
+    Status take(size_t count, T** at) {
+        Result<void*> block = memory->allocate(count * sizeof(T));
+        if (!block) return block.status();
+        blocks.push_back(*block);
+        allocated += int64_t(count * sizeof(T));
+        *at = static_cast<T*>(*block);
+        return {};
+    }
+    SideStore& side(int32_t layer, Side s) { return sides[size_t(layer) * 2 + size_t(s)]; }
+    const SideStore& side(int32_t layer, Side s) const { return sides[size_t(layer) * 2 + size_t(s)]; }
+    int32_t kv_heads(int32_t layer) const { return like->shape().layers[size_t(layer)].kv_heads; }
+
+    Status set_up();
+    Status set_up_side(int32_t layer, Side which);
+    Status check_slot(int32_t slot) const;
+    // States of a slot, one for each group.
+    Status read_states(int32_t slot, std::vector<SequenceState>* out) const;
+    // Pages of a side that hold packed rows.
+    int64_t pages(int32_t layer, Side which, const std::vector<SequenceState>& states) const;
+    // The layout of a page as it lies on the device; `bytes`: the page, for ladders that only its map tells.
+    const PageLayout* page_layout(const SideStore& s, const Slot& slot, int32_t index, int64_t page, uint32_t tiers,
+                                  const uint8_t* bytes) const;
+    Status make_room(int32_t layer, Side which, uint32_t units);
+};
+
+// The ladder of a page with a map whose tiers are known in granules (PageRef::tiers): the live entries of each tier
+// ascend, the others are 0.
+Ladder ladder_of_device_page(const StoreSpec& store, int32_t dim, const std::vector<uint8_t>& widths, uint32_t tiers,
+                             const uint8_t* bytes);
+
+} // namespace kvmosaic::device
