@@ -177,6 +177,25 @@ __global__ void advance_states(const AdvanceParams p) {
     p.states[i] = s;
 }
 
+// One block for a (sequence, KV head), a thread a channel: sums in the order of the CPU.
+template <class T>
+__global__ void add_query_rows(const device::QueryCall p) {
+    wait_for_previous_kernel();
+    const int sequence = blockIdx.x / p.kv_heads, kv_head = blockIdx.x - sequence * p.kv_heads, c = threadIdx.x;
+    const int group = p.heads / p.kv_heads;
+    const int64_t head = int64_t(p.states[sequence].slot) * p.kv_heads + kv_head;
+    float sum = p.sums[head * p.dim + c];
+    for (int r = 0; r < p.new_rows; ++r)
+        for (int g = 0; g < group; ++g) {
+            const int64_t row = (int64_t(sequence) * p.new_rows + r) * p.heads + kv_head * group + g;
+            const uint16_t x = static_cast<const uint16_t*>(p.q)[row * p.dim + c];
+            const float q = p.type == ElementType::bf16 ? Raw<Bf16Rows>::get(x) : Raw<HalfRows>::get(x);
+            if (isfinite(q)) sum = __fadd_rn(sum, fabsf(Raw<T>::get(Raw<T>::put(q))));
+        }
+    p.sums[head * p.dim + c] = sum;
+    if (c == 0) p.counts[head] += p.new_rows * group;
+}
+
 template <class T, int D, int BITS>
 cudaError_t launch_groups(int groups, const AppendParams& p, cudaStream_t stream) {
     cudaLaunchConfig_t config = {};
@@ -228,6 +247,16 @@ cudaError_t launch_append(const DevicePage& key, const AppendParams& p, cudaStre
 cudaError_t launch_advance(const AdvanceParams& p, cudaStream_t stream) {
     if (p.sequences == 0) return cudaSuccess;
     advance_states<<<unsigned((p.sequences + 127) / 128), 128, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_add_queries(const device::QueryCall& p, cudaStream_t stream) {
+    if (p.sequences == 0) return cudaSuccess;
+    const auto blocks = unsigned(p.sequences * p.kv_heads), threads = unsigned(p.dim);
+    if (p.raw == ElementType::bf16)
+        add_query_rows<Bf16Rows><<<blocks, threads, 0, stream>>>(p);
+    else
+        add_query_rows<HalfRows><<<blocks, threads, 0, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -360,4 +360,11 @@ Status append(const AppendCall& call, Stream stream) {
     return failed("append", cuda::launch_append(key, p, stream_of(stream)));
 }
 
+Status add_queries(const QueryCall& call, Stream stream) {
+    if (call.kv_heads < 1 || call.heads % call.kv_heads != 0)
+        return bad("heads = " + std::to_string(call.heads) + ": must be a multiple of kv_heads");
+    if (call.type == ElementType::f32 || call.raw == ElementType::f32) return bad("type = f32: must be f16 or bf16");
+    return failed("add_queries", cuda::launch_add_queries(call, stream_of(stream)));
+}
+
 } // namespace kvmosaic::device

@@ -32,6 +32,7 @@ Status restore(const StoreSpec&, Side, int32_t, const RestoreCall&, Stream, cons
 Status encode_mix(const MixCall&, Stream) { return absent(); }
 Status advance(SequenceState*, int32_t, int32_t, const RowWindow&, const RowWindow&, Stream) { return absent(); }
 Status append(const AppendCall&, Stream) { return absent(); }
+Status add_queries(const QueryCall&, Stream) { return absent(); }
 
 } // namespace kvmosaic::device
 

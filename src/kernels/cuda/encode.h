@@ -57,6 +57,8 @@ struct AppendParams {
 // Packs keys of this page (uniform grid); values of any width, D / {1, 2, 4} channels a group.
 cudaError_t launch_append(const DevicePage& key, const AppendParams& params, cudaStream_t stream);
 
+cudaError_t launch_add_queries(const device::QueryCall& call, cudaStream_t stream);
+
 struct AdvanceParams {
     SequenceState* states = nullptr;
     int32_t sequences = 0, new_rows = 1;
