@@ -1,6 +1,12 @@
 #include "kernels/cuda/transcode.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <vector>
 
 namespace kvmosaic::cuda {
 namespace {
@@ -8,43 +14,100 @@ namespace {
 constexpr int kDigits = 5; // three levels: five codes in a byte of the CPU's page, two bits each in the GPU's
 constexpr int kPower[kDigits] = {1, 3, 9, 27, 81};
 
-// ---- codes of the CPU page ----
+// ---- codes ----
+
+// Bits of a code that lie together in both orders.
+struct Field {
+    uint32_t device; // byte from the start of the tier
+    uint16_t host;   // byte from the start of the tier in its lane block
+    uint8_t shifts;  // in the host's byte, times 16, plus that in the device's
+    uint8_t mask;
+};
+// The fields of a tier, by lane block; of a block those of the first positions come first, of each position as many.
+struct TierFields {
+    std::vector<std::vector<Field>> blocks;
+    std::vector<uint32_t> each; // [lane blocks] fields of a position
+};
+
+std::shared_ptr<const TierFields> make_fields(Side side, int lanes, int quads, int positions,
+                                              const TierLayout& host, const DeviceTier& device) {
+    auto made = std::make_shared<TierFields>();
+    PageLayout page; // of this tier alone, one lane block
+    TierLayout alone = host;
+    DeviceTier there = device;
+    alone.offset = there.offset = 0;
+    for (int32_t first = 0; first < lanes; first += kLaneBlock) {
+        const int32_t end = std::min(first + kLaneBlock, lanes);
+        std::vector<Field>& block = made->blocks.emplace_back();
+        for (int32_t pos = 0; pos < positions; ++pos)
+            for (int32_t lane = first; lane < end; ++lane) {
+                CodeSite from[2];
+                Site to[3];
+                const int n = code_sites(page, alone, lane % kLaneBlock, pos, from),
+                          m = device_sites(side, quads, there, lane, pos, to);
+                for (int i = 0; i < n; ++i)
+                    for (int j = 0; j < m; ++j) {
+                        const int low = std::max(from[i].weight, to[j].weight);
+                        const int high = std::min(from[i].weight + from[i].width, to[j].weight + to[j].width);
+                        if (low >= high) continue;
+                        const int h = from[i].shift + low - from[i].weight, d = to[j].shift + low - to[j].weight;
+                        block.push_back({to[j].word + uint32_t(d / 8), uint16_t(from[i].byte),
+                                         uint8_t(h << 4 | d % 8), uint8_t((1 << (high - low)) - 1)});
+                    }
+            }
+        made->each.push_back(positions > 0 ? uint32_t(block.size()) / uint32_t(positions) : 0);
+    }
+    return made;
+}
+
+// Made once for tiers of a shape; there are few shapes, because tiers are padded.
+std::shared_ptr<const TierFields> fields_of(const PageLayout& page, const TierLayout& host, const DevicePage& dev,
+                                            const DeviceTier& device) {
+    using Key = std::tuple<Side, int, int, int, int>;
+    static std::mutex lock;
+    static std::map<Key, std::shared_ptr<const TierFields>> made;
+    const Key key{page.side, page.lanes, host.bits, host.padded, device.padded};
+    const std::lock_guard guard(lock);
+    std::shared_ptr<const TierFields>& found = made[key];
+    if (!found)
+        found = make_fields(page.side, page.lanes, dev.quads, std::min(host.padded, device.padded), host,
+                            device);
+    return found;
+}
+
+// Calls move(host byte, device byte, field) for the codes of live positions.
+template <class Move>
+void for_each_field(const PageLayout& page, const DevicePage& dev, Move move) {
+    for (int t = 0; t < page.tier_count; ++t) {
+        const TierLayout& host = page.tiers[size_t(t)];
+        const DeviceTier& device = dev.tiers[size_t(t)];
+        const auto fields = fields_of(page, host, dev, device);
+        for (size_t b = 0; b < fields->blocks.size(); ++b) {
+            const uint32_t from = uint32_t(b) * page.lane_block_bytes + host.offset;
+            const Field* f = fields->blocks[b].data();
+            for (const Field* end = f + size_t(host.live) * fields->each[b]; f < end; ++f)
+                move(from + f->host, device.offset + f->device, *f);
+        }
+    }
+}
+
+// ---- codes of three levels: five a byte there, two bits each here ----
 
 uint32_t digit_byte(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos) {
     return uint32_t(lane / kLaneBlock) * page.lane_block_bytes + tier.offset +
            uint32_t(pos / kDigits * kLaneBlock + lane % kLaneBlock);
 }
 
-int host_code(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos, const uint8_t* bytes) {
-    if (page.levels == 3) return bytes[digit_byte(page, tier, lane, pos)] / kPower[pos % kDigits] % 3;
-    CodeSite sites[2];
-    const int n = code_sites(page, tier, lane, pos, sites);
-    int code = 0;
-    for (int i = 0; i < n; ++i)
-        code |= ((bytes[sites[i].byte] >> sites[i].shift) & ((1 << sites[i].width) - 1)) << sites[i].weight;
-    return code;
-}
-
-void put_host_code(const PageLayout& page, const TierLayout& tier, int32_t lane, int32_t pos, int code,
-                   uint8_t* bytes) {
-    if (page.levels == 3) {
-        uint8_t& at = bytes[digit_byte(page, tier, lane, pos)];
-        at = uint8_t(at + code * kPower[pos % kDigits]);
-        return;
-    }
-    CodeSite sites[2];
-    const int n = code_sites(page, tier, lane, pos, sites);
-    for (int i = 0; i < n; ++i)
-        bytes[sites[i].byte] |= uint8_t(((code >> sites[i].weight) & ((1 << sites[i].width) - 1)) << sites[i].shift);
-}
-
-void put_device_code(const DevicePage& page, const DeviceTier& tier, int32_t lane, int32_t pos, int code,
-                     uint8_t* bytes) {
-    Site sites[3];
-    const int n = device_sites(page.side, page.quads, tier, lane, pos, sites);
-    for (int i = 0; i < n; ++i)
-        bytes[sites[i].word + sites[i].shift / 8] |=
-            uint8_t(((code >> sites[i].weight) & ((1 << sites[i].width) - 1)) << (sites[i].shift % 8));
+template <class Move>
+void for_each_digit(const PageLayout& page, const DevicePage& dev, Move move) {
+    const TierLayout& host = page.tiers[0];
+    for (int32_t lane = 0; lane < page.lanes; ++lane)
+        for (int32_t pos = 0; pos < host.live; ++pos) {
+            Site site[3];
+            device_sites(page.side, dev.quads, dev.tiers[0], lane, pos, site);
+            move(digit_byte(page, host, lane, pos), kPower[pos % kDigits], site[0].word + site[0].shift / 8u,
+                 site[0].shift % 8);
+        }
 }
 
 // ---- everything else is copied, element by element ----
@@ -103,11 +166,15 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
     }
     const DevicePage dev = device_page(page);
     std::memset(to, 0, dev.bytes);
-    for (int t = 0; t < page.tier_count; ++t)
-        for (int32_t lane = 0; lane < page.lanes; ++lane)
-            for (int32_t pos = 0; pos < page.tiers[size_t(t)].live; ++pos)
-                put_device_code(dev, dev.tiers[size_t(t)], lane, pos,
-                                host_code(page, page.tiers[size_t(t)], lane, pos, from), to);
+    if (page.levels == 3) {
+        for_each_digit(page, dev, [&](uint32_t host, int power, uint32_t device, int shift) {
+            to[device] = uint8_t(to[device] | from[host] / power % 3 << shift);
+        });
+    } else {
+        for_each_field(page, dev, [&](uint32_t host, uint32_t device, const Field& f) {
+            to[device] = uint8_t(to[device] | ((from[host] >> (f.shifts >> 4)) & f.mask) << (f.shifts & 15));
+        });
+    }
     for_each_element(page, dev,
                      [&](uint32_t host, uint32_t device, uint32_t n) { std::memcpy(to + device, from + host, n); });
 }
@@ -119,11 +186,15 @@ void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
     }
     const DevicePage dev = device_page(page);
     std::memset(to, 0, page.bytes);
-    for (int t = 0; t < page.tier_count; ++t)
-        for (int32_t lane = 0; lane < page.lanes; ++lane)
-            for (int32_t pos = 0; pos < page.tiers[size_t(t)].live; ++pos)
-                put_host_code(page, page.tiers[size_t(t)], lane, pos,
-                              device_code(dev, dev.tiers[size_t(t)], lane, pos, from), to);
+    if (page.levels == 3) {
+        for_each_digit(page, dev, [&](uint32_t host, int power, uint32_t device, int shift) {
+            to[host] = uint8_t(to[host] + (from[device] >> shift & 3) * power);
+        });
+    } else {
+        for_each_field(page, dev, [&](uint32_t host, uint32_t device, const Field& f) {
+            to[host] = uint8_t(to[host] | ((from[device] >> (f.shifts & 15)) & f.mask) << (f.shifts >> 4));
+        });
+    }
     for_each_element(page, dev,
                      [&](uint32_t host, uint32_t device, uint32_t n) { std::memcpy(to + host, from + device, n); });
 }
