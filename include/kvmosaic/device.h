@@ -221,13 +221,13 @@ Status append(const AppendCall& call, Stream stream);
 struct QueryCall {
     const SequenceState* states = nullptr; // after advance
     int32_t sequences = 0, new_rows = 1, heads = 0, kv_heads = 0, dim = 0;
-    const void* q = nullptr; // [sequences][new_rows][heads][D], f16 or bf16
+    const void* q = nullptr;                                      // [sequences][new_rows][heads][D], f16 or bf16
     ElementType type = ElementType::bf16, raw = ElementType::f16; // raw: what q is rounded to, as the raw rows are
     float* sums = nullptr;                                        // [slots * kv_heads][D] of |q|
     int32_t* counts = nullptr;                                    // [slots * kv_heads]
 };
-// Adds the queries of the new rows to the statistics, in the order of the CPU (row, then head): equal to the bit. Before
-// the pages are sealed that these rows complete.
+// Adds the queries of the new rows to the statistics, in the order of the CPU (row, then head): equal to the bit.
+// Before the pages are sealed that these rows complete.
 Status add_queries(const QueryCall& call, Stream stream);
 
 } // namespace kvmosaic::device

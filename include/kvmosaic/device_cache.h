@@ -4,7 +4,8 @@
 // that went to the device and came back is the same to the byte. On the device it may be attended and grow by the calls
 // of device.h; what grew there comes back too.
 //
-// Sequences lie in slots; states of layers with equal windows are one array over all slots, an empty slot having no rows.
+// Sequences lie in slots; states of layers with equal windows are one array over all slots, an empty slot having no
+// rows.
 #pragma once
 
 #include <memory>
@@ -21,9 +22,10 @@ class Memory; // kernels/cuda/memory.h
 struct DeviceCacheOptions {
     int32_t slots = 1;    // sequences, 1..4096
     int64_t max_rows = 0; // of a sequence, 1..2^24
-    // Tiered stores whose ladders depend on the data: bits a value that the pool has room for, over all pages of a side;
-    // 0: the worst ladder. Other pages have a fixed size and always find room.
+    // Tiered stores whose ladders depend on the data: bits a value that the pool has room for, over all pages of a
+    // side; 0: the worst ladder. Other pages have a fixed size and always find room.
     double expected_bits = 0.0;
+    int32_t threads = 1; // that change the byte order of pages in a move, 1..256
 };
 
 class DeviceCache {
@@ -39,14 +41,15 @@ public:
     DeviceCache(const DeviceCache&) = delete;
     DeviceCache& operator=(const DeviceCache&) = delete;
 
-    // ---- moves; they wait for the device. What is refused changes nothing; a failing device leaves the slot empty ----
+    // ---- moves; they wait for the device. What is refused changes nothing; a failing device leaves the slot empty
+    // ----
 
     // The slot becomes a copy of sequence `seq` of a cache of the same model and spec, in place of what it held (whose
-    // pages make no room for it before `clear`). Pages that the cache shares with others become the slot's own. Rows that
-    // a rollback window keeps beside their codes stay behind.
+    // pages make no room for it before `clear`). Pages that the cache shares with others become the slot's own. Rows
+    // that a rollback window keeps beside their codes stay behind.
     Status upload(int32_t slot, const Cache& from, SeqId seq);
-    // Sequence `seq` of `to` becomes what lies in the slot, which keeps it. Rows that were appended on the device have the
-    // positions after the last one, or those of `grown` (one for each, ascending).
+    // Sequence `seq` of `to` becomes what lies in the slot, which keeps it. Rows that were appended on the device have
+    // the positions after the last one, or those of `grown` (one for each, ascending).
     Status download(int32_t slot, Cache* to, SeqId seq, std::span<const int32_t> grown = {}) const;
     Status clear(int32_t slot);
     // Rows of the slot now, those that were appended on the device included.

@@ -1,4 +1,5 @@
-// What a DeviceCache allocates, and how pages of different sizes share a pool. Moves: device_move.cc.
+// What a DeviceCache allocates, and how pages of different sizes share a pool. Moves: device_upload.cc and
+// device_download.cc.
 #include "kvmosaic/device_cache.h"
 
 #include <algorithm>
@@ -11,13 +12,12 @@ namespace kvmosaic::device {
 
 namespace {
 
-constexpr int32_t kMostSlots = 4096;
+constexpr int32_t kMostSlots = 4096, kMostThreads = 256;
 constexpr int64_t kMostRows = int64_t(1) << 24;
 constexpr int32_t kFrontStep = 32; // rows; capacities of raw rows are multiples (device.h)
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-Status refuse(StatusCode code, const std::string& what) { return {code, "device cache: " + what}; }
 std::string place(int32_t layer, Side side) {
     return "layer " + std::to_string(layer) + ", " + name_of(side) + " side: ";
 }
@@ -49,6 +49,8 @@ Result<std::unique_ptr<DeviceCache>> DeviceCache::create(const ModelShape& shape
         return outside("max_rows", std::to_string(options.max_rows), "1 to " + std::to_string(kMostRows));
     if (!(options.expected_bits >= 0.0 && options.expected_bits <= 32.0))
         return outside("expected_bits", std::to_string(options.expected_bits), "0 to 32");
+    if (options.threads < 1 || options.threads > kMostThreads)
+        return outside("threads", std::to_string(options.threads), "1 to " + std::to_string(kMostThreads));
     auto impl = std::make_unique<Impl>();
     impl->options = options;
     impl->memory = memory;
@@ -72,8 +74,9 @@ Status DeviceCache::Impl::set_up() {
             return refuse(StatusCode::unsupported, "layer " + std::to_string(l) + ": the sides keep different fronts");
         for (const Window& w : {key, value})
             if (w.flush > 0)
-                stride = std::max(stride, int32_t(round_up(std::max<int64_t>(options.max_rows - w.front, 1),
-                                                           kPageTokens) / kPageTokens));
+                stride =
+                    std::max(stride, int32_t(round_up(std::max<int64_t>(options.max_rows - w.front, 1), kPageTokens) /
+                                             kPageTokens));
         for (size_t g = 0; g < leaders.size() && group_of[size_t(l)] < 0; ++g)
             if (host.window(leaders[g], Side::key) == key && host.window(leaders[g], Side::value) == value)
                 group_of[size_t(l)] = int32_t(g);
@@ -132,9 +135,8 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
     double page = 0.0;
     if (s.varies) {
         s.widths = host.method->widths(which);
-        const uint32_t worst = in_planes(s.store.rule)
-                                   ? worst_page_bytes(s.store, which, s.dim, s.widths)
-                                   : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
+        const uint32_t worst = in_planes(s.store.rule) ? worst_page_bytes(s.store, which, s.dim, s.widths)
+                                                       : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
         page = options.expected_bits > 0.0 ? options.expected_bits / 8.0 * kPageTokens * s.dim : double(worst);
         if (Status bad = take(1, &s.used); !bad) return bad;
         if (Status bad = take(1, &s.exhausted); !bad) return bad;
@@ -223,8 +225,8 @@ const PageLayout* DeviceCache::Impl::page_layout(const SideStore& s, const Slot&
     if (!s.varies) return host.intern(layout(s.store, which, s.dim));
     const auto& known = slot.pages[size_t(index)];
     if (size_t(page) < known.size()) return known[size_t(page)];
-    const Ladder ladder = s.store.page_map ? ladder_of_device_page(s.store, s.dim, s.widths, tiers, bytes)
-                                           : slot.ladder[size_t(index)];
+    const Ladder ladder =
+        s.store.page_map ? ladder_of_device_page(s.store, s.dim, s.widths, tiers, bytes) : slot.ladder[size_t(index)];
     if (!validate(ladder, s.dim, s.store)) return nullptr;
     return host.intern(layout(s.store, which, s.dim, ladder));
 }

@@ -1,6 +1,9 @@
 // Inside of device::DeviceCache. Not installed.
 #pragma once
 
+#include <atomic>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "cache/impl.h"
@@ -8,6 +11,37 @@
 #include "kvmosaic/device_cache.h"
 
 namespace kvmosaic::device {
+
+inline Status refuse(StatusCode code, const std::string& what) { return {code, "device cache: " + what}; }
+
+// Row i of a sequence beyond its front lies at i % capacity, so the rows of a page lie together.
+inline int64_t ring_row(const RawRows& rows, int64_t beyond) { return beyond % rows.capacity; }
+
+// Raw rows of a slot, all its KV heads: what goes or comes as one piece.
+struct Stripe {
+    uint8_t* at;
+    size_t bytes;
+};
+inline Stripe stripe(const RawRows& rows, int32_t slot, int32_t kv_heads, int32_t dim) {
+    const size_t bytes = size_t(kv_heads) * size_t(rows.capacity) * size_t(dim) * 2;
+    return {static_cast<uint8_t*>(rows.base) + size_t(slot) * bytes, bytes};
+}
+
+// Runs f(i) for 0 <= i < n.
+template <class F>
+void parallel(int32_t threads, size_t n, F f) {
+    std::atomic<size_t> next{0};
+    const auto work = [&] {
+        for (size_t i = next++; i < n; i = next++)
+            f(i);
+    };
+    std::vector<std::thread> others;
+    for (int32_t t = 1; t < threads; ++t)
+        others.emplace_back(work);
+    work();
+    for (std::thread& t : others)
+        t.join();
+}
 
 // Keys or values of one layer, all slots.
 struct SideStore {
@@ -28,10 +62,10 @@ struct SideStore {
 struct Slot {
     bool taken = false;
     std::vector<int32_t> positions;
-    std::vector<uint8_t> decided; // section of a state
-    bool undecided = false;       // something is decided once a sequence, and was not yet
-    std::vector<int64_t> counts;  // [side_count] of queries
-    std::vector<Ladder> ladder;   // [side_count] of tiered pages without a map
+    std::vector<uint8_t> decided;                      // section of a state
+    bool undecided = false;                            // something is decided once a sequence, and was not yet
+    std::vector<int64_t> counts;                       // [side_count] of queries
+    std::vector<Ladder> ladder;                        // [side_count] of tiered pages without a map
     std::vector<std::vector<const PageLayout*>> pages; // [side_count] pages that vary
 };
 
@@ -44,10 +78,10 @@ struct DeviceCache::Impl {
     Memory* memory = nullptr;
     int64_t allocated = 0;
     std::vector<void*> blocks;
-    int32_t stride = 0;             // of page tables
-    std::vector<SideStore> sides;   // [L][2]
-    std::vector<int32_t> group_of;  // [L], -1: no K/V
-    std::vector<int32_t> leaders;   // [groups] a layer of each
+    int32_t stride = 0;            // of page tables
+    std::vector<SideStore> sides;  // [L][2]
+    std::vector<int32_t> group_of; // [L], -1: no K/V
+    std::vector<int32_t> leaders;  // [groups] a layer of each
     std::vector<SequenceState*> states;
     mutable std::vector<Slot> slots;
 
@@ -75,6 +109,9 @@ struct DeviceCache::Impl {
     const PageLayout* page_layout(const SideStore& s, const Slot& slot, int32_t index, int64_t page, uint32_t tiers,
                                   const uint8_t* bytes) const;
     Status make_room(int32_t layer, Side which, uint32_t units);
+    struct Moved;
+    Status write_rows(int32_t layer, Side which, int32_t slot, const Sequence& seq);
+    Status write_pages(int32_t layer, Side which, int32_t slot, const Moved& moved);
 };
 
 // The ladder of a page with a map whose tiers are known in granules (PageRef::tiers): the live entries of each tier

@@ -96,9 +96,8 @@ void Cache::Impl::put_statistics(Writer* w, const std::vector<SideState>& sides)
 
 void Cache::Impl::put_decided(Writer* w, const std::vector<SideState>& sides) const {
     w->begin(Tag::decided);
-    each_side([&](int32_t, int32_t, Side, int32_t index) {
-        save_decided(w, sides[size_t(index)], raw_row_bytes(index));
-    });
+    each_side(
+        [&](int32_t, int32_t, Side, int32_t index) { save_decided(w, sides[size_t(index)], raw_row_bytes(index)); });
     w->end();
 }
 

@@ -32,10 +32,10 @@ struct Pair { // the same sequences on both sides
     std::vector<Text> texts;
     std::vector<int64_t> rows;
 
-    Pair(const std::string& spec, const std::vector<int64_t>& lengths, int64_t most, double bits = 0.0) : rows(lengths) {
+    Pair(const std::string& spec, const std::vector<int64_t>& lengths, int64_t most, double bits = 0.0)
+        : rows(lengths) {
         cache = test::make(shape, spec);
-        auto made =
-            device::DeviceCache::create(shape, cache->method().spec(), {int32_t(lengths.size()), most, bits});
+        auto made = device::DeviceCache::create(shape, cache->method().spec(), {int32_t(lengths.size()), most, bits});
         EXPECT_TRUE(made.ok()) << made.status().message();
         moved = std::move(*made);
         for (size_t s = 0; s < lengths.size(); ++s) {
@@ -146,8 +146,8 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                 DeviceArray<device::EncodeJob> jobs(due);
                 const device::DeviceCache::Pool pool = moved.key_pool(l);
                 device::MixCall seal;
-                seal.pages = {append.memory.key.recent.base, kDim, append.memory.raw, jobs.data, int32_t(due.size()),
-                              append.memory.key.pool, nullptr};
+                seal.pages = {append.memory.key.recent.base, kDim,   append.memory.raw, jobs.data, int32_t(due.size()),
+                              append.memory.key.pool,        nullptr};
                 seal.query_sum = moved.query_sums(l), seal.query_count = moved.query_counts(l);
                 seal.raw_above = 1.8f, seal.mid_above = 1.2f;
                 seal.table = append.memory.key.pages, seal.table_stride = append.memory.table_stride;

@@ -63,7 +63,7 @@ void grow(Cache& cache, const Text& text, int64_t from, int64_t n, SeqId seq) {
 
 std::unique_ptr<device::DeviceCache> on_device(const Cache& cache, HostMemory* memory, int32_t slots, int64_t rows,
                                                double bits = 0.0) {
-    auto made = device::DeviceCache::create(cache.shape(), cache.method().spec(), {slots, rows, bits}, memory);
+    auto made = device::DeviceCache::create(cache.shape(), cache.method().spec(), {slots, rows, bits, 2}, memory);
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? std::move(*made) : nullptr;
 }
@@ -102,6 +102,24 @@ TEST(DeviceCache, EveryMethodComesBackToTheByte) {
             EXPECT_TRUE(memory.alive.empty()) << spec;
         }
     }
+}
+
+// Behind a removal all rows wait raw, more than the ring of recent rows holds.
+TEST(DeviceCache, RefusesRowsThatWaitToBePacked) {
+    const ModelShape shape = one_layer(4, 2, 64);
+    const Text text(shape.layers[0], 700);
+    auto cache = make(shape, "kivi:bits=2"), back = make(shape, "kivi:bits=2");
+    grow(*cache, text, 0, 600, 0);
+    ASSERT_TRUE(cache->remove_rows(0, 8, 16).ok());
+    HostMemory memory;
+    auto moved = on_device(*cache, &memory, 1, 700);
+    const Status up = moved->upload(0, *cache, 0);
+    ASSERT_FALSE(up.ok());
+    EXPECT_NE(std::string::npos, up.message().find("raw rows that wait to be packed")) << up.message();
+    grow(*cache, text, 600, 1, 0);
+    ASSERT_TRUE(moved->upload(0, *cache, 0).ok());
+    ASSERT_TRUE(moved->download(0, back.get(), 0).ok());
+    EXPECT_EQ(cache->save(0), back->save(0));
 }
 
 TEST(DeviceCache, LaddersAreReadFromTheMapsOfPages) {
@@ -183,6 +201,7 @@ TEST(DeviceCache, RefusesByName) {
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 0, 0}).find("max_rows = 0: must be 1 to"));
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, -1}).find("expected_bits"));
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, std::nan("")}).find("expected_bits"));
+    EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 0}).find("threads = 0: must be 1 to"));
     EXPECT_NE(std::string::npos, create("f32", {1, 10, 0}).find("f16 or bf16"));
     EXPECT_NE(std::string::npos, create("nothing", {1, 10, 0}).find("nothing"));
     memory.limit = memory.used + 10000;

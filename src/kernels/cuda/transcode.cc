@@ -29,8 +29,8 @@ struct TierFields {
     std::vector<uint32_t> each; // [lane blocks] fields of a position
 };
 
-std::shared_ptr<const TierFields> make_fields(Side side, int lanes, int quads, int positions,
-                                              const TierLayout& host, const DeviceTier& device) {
+std::shared_ptr<const TierFields> make_fields(Side side, int lanes, int quads, int positions, const TierLayout& host,
+                                              const DeviceTier& device) {
     auto made = std::make_shared<TierFields>();
     PageLayout page; // of this tier alone, one lane block
     TierLayout alone = host;
@@ -51,8 +51,8 @@ std::shared_ptr<const TierFields> make_fields(Side side, int lanes, int quads, i
                         const int high = std::min(from[i].weight + from[i].width, to[j].weight + to[j].width);
                         if (low >= high) continue;
                         const int h = from[i].shift + low - from[i].weight, d = to[j].shift + low - to[j].weight;
-                        block.push_back({to[j].word + uint32_t(d / 8), uint16_t(from[i].byte),
-                                         uint8_t(h << 4 | d % 8), uint8_t((1 << (high - low)) - 1)});
+                        block.push_back({to[j].word + uint32_t(d / 8), uint16_t(from[i].byte), uint8_t(h << 4 | d % 8),
+                                         uint8_t((1 << (high - low)) - 1)});
                     }
             }
         made->each.push_back(positions > 0 ? uint32_t(block.size()) / uint32_t(positions) : 0);
@@ -70,8 +70,7 @@ std::shared_ptr<const TierFields> fields_of(const PageLayout& page, const TierLa
     const std::lock_guard guard(lock);
     std::shared_ptr<const TierFields>& found = made[key];
     if (!found)
-        found = make_fields(page.side, page.lanes, dev.quads, std::min(host.padded, device.padded), host,
-                            device);
+        found = make_fields(page.side, page.lanes, dev.quads, std::min(host.padded, device.padded), host, device);
     return found;
 }
 
