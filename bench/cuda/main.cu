@@ -1,4 +1,4 @@
-// kvmosaic_cuda_bench [attend|encode ...] [--filter TEXT] [--quick] [--json FILE] [--commit HASH]
+// kvmosaic_cuda_bench [attend|encode|move ...] [--filter TEXT] [--quick] [--json FILE] [--commit HASH]
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -50,8 +50,8 @@ bool write_json(const char* path, const std::string& command, const std::string&
             << ", \"isa\": " << (r.kernel.empty() ? "null" : quoted(r.kernel)) << ", \"heads\": " << whole(r.heads)
             << ", \"kv_heads\": " << whole(r.kv_heads) << ", \"head_dim\": " << whole(r.head_dim)
             << ", \"batch\": " << whole(r.batch) << ", \"context\": " << whole(r.context)
-            << ", \"query_rows\": " << whole(r.query_rows)
-            << ", \"threads\": null, \"median_us\": " << number(r.median_us) << ", \"min_us\": " << number(r.min_us)
+            << ", \"query_rows\": " << whole(r.query_rows) << ", \"threads\": " << whole(r.threads)
+            << ", \"median_us\": " << number(r.median_us) << ", \"min_us\": " << number(r.min_us)
             << ", \"bytes\": " << r.bytes << ", \"tb_s\": " << number(double(r.bytes) / r.median_us * 1e-6)
             << ", \"error\": " << number(r.error, r.error >= 0)
             << ", \"note\": " << (r.note.empty() ? "null" : quoted(r.note)) << "}";
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
     using namespace kvmosaic::cuda::bench;
     Options options;
     std::string json, commit, command = "kvmosaic_cuda_bench";
-    bool attend = false, encode = false;
+    bool attend = false, encode = false, move = false;
     for (int i = 1; i < argc; ++i) {
         const std::string a = argv[i];
         const bool value = i + 1 < argc;
@@ -76,6 +76,8 @@ int main(int argc, char** argv) {
             attend = true;
         } else if (a == "encode") {
             encode = true;
+        } else if (a == "move") {
+            move = true;
         } else if (a == "--quick") {
             options.quick = true;
         } else if (a == "--filter" && value) {
@@ -86,9 +88,11 @@ int main(int argc, char** argv) {
             commit = argv[++i], command += " HASH";
         } else {
             std::fprintf(a == "--help" ? stdout : stderr,
-                         "kvmosaic_cuda_bench [attend] [encode] [--filter TEXT] [--quick] [--json FILE] [--commit "
-                         "HASH]\n  attend   fused attention: stores, shapes, query rows; with the error against double "
-                         "precision\n  encode   pages from raw rows, and what appending adds to a step\n");
+                         "kvmosaic_cuda_bench [attend] [encode] [move] [--filter TEXT] [--quick] [--json FILE] "
+                         "[--commit HASH]\n  attend   fused attention: stores, shapes, query rows; with the error "
+                         "against double "
+                         "precision\n  encode   pages from raw rows, and what appending adds to a step\n  move     "
+                         "sequences of a whole model to the device and back, by the host\n");
             return a == "--help" ? 0 : 2;
         }
     }
@@ -99,9 +103,10 @@ int main(int argc, char** argv) {
     }
     std::printf("%s, %d multiprocessors, compute capability %d.%d\n", found[0].name.c_str(), found[0].multiprocessors,
                 found[0].major, found[0].minor);
-    const bool all = !attend && !encode;
+    const bool all = !attend && !encode && !move;
     if (all || attend) attend_bench(options);
     if (all || encode) encode_bench(options);
+    if (all || move) move_bench(options);
     if (!json.empty() && !write_json(json.c_str(), command, commit)) {
         std::fprintf(stderr, "cannot write %s\n", json.c_str());
         return 1;
