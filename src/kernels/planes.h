@@ -22,9 +22,10 @@ inline constexpr float kNormalStep[7] = {0.0f, 1.596f, 0.9957f, 0.5860f, 0.3352f
 inline constexpr float kNormalInverse[7] = {0.0f,           1.0f / 1.596f,  1.0f / 0.9957f, 1.0f / 0.5860f,
                                             1.0f / 0.3352f, 1.0f / 0.1881f, 1.0f / 0.1041f};
 
-// Shares of the range that an encoder of searched pages tries, in this order.
+// Shares of the range that an encoder of searched pages may take, and where it begins to look, by bits.
 inline constexpr int kShrinks = 7;
 inline constexpr float kShrink[kShrinks] = {1.0f, 0.9f, 0.8f, 0.7f, 0.6f, 0.5f, 0.4f};
+inline constexpr int kFirstShrink[9] = {0, 5, 4, 3, 2, 0, 0, 0, 0};
 inline constexpr float kMostOffset = 7.9f; // |c| / h that an offset of 8 bits in units of h / 16 can say
 inline constexpr int kOffsetTop = 127;
 
@@ -67,6 +68,24 @@ static inline Grid open_searched(float h, int offset, int bits) {
     grid.z = c - h;
     grid.inverse = grid.s < kSmallestScale ? 0.0f : 1.0f / grid.s;
     return grid;
+}
+
+// Where the error stops falling: down from `first` while the next smaller range is better, else up. error(i): of range
+// i, 0 <= i < count.
+template <class Error>
+static inline int walk_ranges(int first, int count, Error error) {
+    int best = first;
+    float least = error(best);
+    for (int step = 1; step >= -1; step -= 2) {
+        while (best + step >= 0 && best + step < count) {
+            const float next = error(best + step);
+            if (!(next < least)) break;
+            least = next;
+            best += step;
+        }
+        if (best != first) break;
+    }
+    return best;
 }
 
 // The level of a code of a fitted page in steps of its token: odd halves times the step of a normal variable.

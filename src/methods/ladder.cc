@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace kvmosaic {
 namespace {
@@ -79,23 +80,20 @@ public:
     }
 
     // Takes the best single move of a vector until none helps.
-    Mix improve(std::array<int32_t, 4> vectors) const {
+    Mix improve(std::array<int32_t, 4> vectors) {
         Mix best;
         best.vectors = vectors;
-        settle(&best);
-        for (double least = error(best);;) {
+        for (double least = tried(&best);;) {
             Mix next = best;
             double found = least;
             for (int from = 0; from < 4; ++from)
                 for (int to = 0; to < 4; ++to)
-                    for (int also = 0; also < 5;
-                         ++also) { // alone, or with a second vector, to the same plane or a third
+                    for (int also = to; also < 5; ++also) { // alone, or with a second one, to the same plane or a third
                         if (from == to || also == from) continue;
                         Mix mix = best;
                         --mix.vectors[size_t(from)], ++mix.vectors[size_t(to)];
                         if (also < 4) --mix.vectors[size_t(from)], ++mix.vectors[size_t(also)];
-                        if (!settle(&mix)) continue;
-                        const double e = error(mix);
+                        const double e = tried(&mix);
                         if (e < found) found = e, next = mix;
                     }
             if (!(found < least)) return best;
@@ -104,6 +102,27 @@ public:
     }
 
 private:
+    // The error of these vectors with their best borders; infinity where settle says no. Neighbours of neighbours come
+    // again and again, and both beginnings meet: what was seen last is kept.
+    double tried(Mix* mix) {
+        const std::array<int32_t, 4>& v = mix->vectors;
+        Seen& seen = seen_[size_t(v[0] * 37 + v[1] * 11 + v[2] * 101 + v[3] * 3) % seen_.size()];
+        if (!seen.known || seen.mix.vectors != v) {
+            seen.known = true;
+            seen.error = settle(mix) ? error(*mix) : kImpossible;
+            seen.mix = *mix;
+        }
+        *mix = seen.mix;
+        return seen.error;
+    }
+    static constexpr double kImpossible = std::numeric_limits<double>::infinity();
+    struct Seen {
+        Mix mix;
+        double error = 0.0;
+        bool known = false;
+    };
+    std::array<Seen, 256> seen_; // by a hash of the vectors
+
     double weight(int32_t rank) const { return rank >= 0 && rank < dim_ ? double(weights_[rank]) : 0.0; }
     // The first n in 0..most where more does not help; it then does not help later either. In steps, so that a model's
     // pages share their layouts.
@@ -141,7 +160,7 @@ double distortion_of(int bits) {
 }
 
 LadderChoice choose_ladder(const float* weights, int32_t dim, int32_t vectors) {
-    const Search search(weights, dim);
+    Search search(weights, dim);
     const int32_t two = std::min(vectors, (dim + kSpan[2] - 1) / kSpan[2]);
     const Mix flat = search.improve({vectors - two, 0, two, 0}); // as many as possible at 2 bits first
     const Mix steep = search.improve({vectors, 0, 0, 0});        // or at 4

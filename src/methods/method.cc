@@ -1,6 +1,8 @@
 #include "methods/method.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <numeric>
 
 namespace kvmosaic {
@@ -109,9 +111,16 @@ StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim) {
 }
 
 void rank(const float* scores, int32_t n, uint16_t* order) {
-    std::iota(order, order + n, uint16_t(0));
-    std::sort(order, order + n,
-              [&](uint16_t a, uint16_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+    // Whole numbers that ascend as the scores descend, the channel behind: one comparison each.
+    std::array<uint64_t, kMaxHeadDim> keys; // no heap: plans are made while a step runs
+    for (int32_t i = 0; i < n; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(scores[i] + 0.0f); // -0 is 0
+        const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+        keys[size_t(i)] = uint64_t(~ascending) << 16 | uint64_t(i);
+    }
+    std::sort(keys.begin(), keys.begin() + n);
+    for (int32_t i = 0; i < n; ++i)
+        order[i] = uint16_t(keys[size_t(i)]);
 }
 
 void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan) {

@@ -42,7 +42,7 @@ StoreSpec key_store(StoreKind kind, uint8_t bits, const OptionValues& values);
 StoreSpec token_store(StoreKind kind, GridRule rule, uint8_t bits, int32_t group, int32_t dim, ParamType params);
 // The same, asymmetric, with the group and params of the options.
 StoreSpec value_store(uint8_t bits, const OptionValues& values, int32_t dim);
-// order: [n] 0 .. n - 1 by score, best first; equal scores in ascending order.
+// order: [n] 0 .. n - 1 by score, best first; equal scores in ascending order. n: at most kMaxHeadDim
 void rank(const float* scores, int32_t n, uint16_t* order);
 // The ladder {bits, dim} over channels 0, 1, ...: what a tiered plan holds before its first decision.
 void start_ladder(uint8_t bits, int32_t dim, SidePlan* plan);

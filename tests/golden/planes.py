@@ -41,22 +41,35 @@ def code_at(x, middle, top):
     return max(0, min(top, round_even(f32(x + middle))))
 
 
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+FIRST_SHARE = {1: 5, 2: 4, 3: 3, 4: 2, 6: 0, 8: 0}
+
+
+def under_share(share, x, bits, middle, half, unit):
+    """Error, logarithm, offset and codes of a channel under one share of its range."""
+    top = (1 << bits) - 1
+    log = logarithm(unit, f32(f32(share) * half), 2)
+    h = f32(unit * power(2 * log))
+    offset = whole_offset(f32(middle * f32(16.0 / h)))
+    if bits == 0:
+        return 0.0, log, offset, [0] * len(x)
+    scale, zero = f32(f32(2.0 * h) / top), f32(f32(offset * f32(h / 16.0)) - h)
+    steps = [f32(f32(one - zero) * f32(1.0 / scale)) for one in x]
+    codes = [code_at(step, 0.0, top) for step in steps]
+    squares = [f32(f32(step - code) ** 2) for step, code in zip(steps, codes)]
+    error = in_eight([f32(square * square) for square in squares])
+    return f32(error * f32(f32(scale * scale) ** 2)), log, offset, codes
+
+
 def search(x, bits, middle, half, unit, shrinks):
     """Logarithm, offset and codes of a channel of a searched page."""
-    best, top = None, (1 << bits) - 1
-    for shrink in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)[: shrinks if bits else 1]:
-        log = logarithm(unit, f32(f32(shrink) * half), 2)
-        h = f32(unit * power(2 * log))
-        offset = whole_offset(f32(middle * f32(16.0 / h)))
-        scale, codes, error = f32(f32(2.0 * h) / top) if bits else 0.0, [0] * len(x), 0.0
-        zero = f32(f32(offset * f32(h / 16.0)) - h)
-        if bits:
-            codes = [code_at(f32(f32(one - zero) * f32(1.0 / scale)), 0.0, top) for one in x]
-            squares = [f32(f32(one - f32(zero + f32(scale * code))) ** 2) for one, code in zip(x, codes)]
-            error = sum_of(f32(square * square) for square in squares)
-        if best is None or error < best[0]:
-            best = error, log, offset, codes
-    return best[1:]
+    tries = [under_share(share, x, bits, middle, half, unit) for share in SHARES[: shrinks if bits else 1]]
+    best = first = min(FIRST_SHARE[bits], len(tries) - 1) if bits else 0
+    while best + 1 < len(tries) and tries[best + 1][0] < tries[best][0]:
+        best += 1
+    while best <= first and best > 0 and tries[best - 1][0] < tries[best][0]:
+        best -= 1
+    return tries[best][1:]
 
 
 def encode_keys(page, layout, rows, data, put):

@@ -8,6 +8,7 @@ from narrow import F32, SMALLEST_SCALE, f16_bits, f16_values
 
 SIXTEENTHS = np.asarray([2.0 ** (-i / 16) for i in range(16)], np.float64).astype(F32)
 SHRINKS = np.asarray([1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], np.float64).astype(F32)
+FIRST = {1: 5, 2: 4, 3: 3, 4: 2}  # the share that is looked at first, by bits; else the whole range
 STEPS = np.asarray([0, 1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041], np.float64).astype(F32)  # by bits
 
 
@@ -50,6 +51,17 @@ def spread(x):
     return mean, in_order(away * away) / F32(len(x))
 
 
+def walk(errors, start):
+    """From `start` to the smaller shares while the error falls; if the first is no better, to the larger ones."""
+    best = start
+    for step in (1, -1):
+        while 0 <= best + step < len(errors) and errors[best + step] < errors[best]:
+            best += step
+        if best != start:
+            break
+    return best
+
+
 class Searched:
     """A page of keys [tokens][D] of which channel c gets bits[c]."""
 
@@ -62,17 +74,12 @@ class Searched:
         self.bits = bits
         self.unit = f16_bits(half.max())
         table = under(f16_values(self.unit), 8)
-        least = None
-        for shrink in SHRINKS[:shrinks]:
-            found = self.tried(x, middle, logarithms(shrink * half, table), table)
-            if least is None:
-                least, (self.log, self.offset, self.codes, self.decoded) = found
-                continue
-            better = (found[0] < least) & (bits != 0)
-            least = np.where(better, found[0], least)
-            self.log, self.offset, self.codes, self.decoded = (
-                np.where(better, new, old)
-                for new, old in zip(found[1], (self.log, self.offset, self.codes, self.decoded)))
+        tries = [self.tried(x, middle, logarithms(shrink * half, table), table) for shrink in SHRINKS[:shrinks]]
+        chosen = [walk([t[0][c] for t in tries], min(FIRST.get(int(bits[c]), 0), shrinks - 1)) if bits[c] else 0
+                  for c in range(len(bits))]
+        at = np.arange(len(bits))
+        self.log, self.offset, self.codes, self.decoded = (
+            np.stack([t[1][part] for t in tries])[chosen, ..., at].T for part in range(4))
 
     def tried(self, x, middle, log, table):
         h = table[log]
@@ -84,12 +91,12 @@ class Searched:
         s = np.where(coded, (F32(2) * h) / np.where(coded, top, ONE), ZERO)
         coded &= s >= SMALLEST_SCALE
         z = np.where(self.bits == 0, centre, centre - h)
-        codes = np.clip(np.rint((x - z) * np.where(coded, ONE / np.where(coded, s, ONE), ZERO)), ZERO, top)
-        codes = np.where(coded, codes, ZERO)
+        steps = (x - z) * np.where(coded, ONE / np.where(coded, s, ONE), ZERO)
+        codes = np.where(coded, np.clip(np.rint(steps), ZERO, top), ZERO)
         decoded = z + s * codes
-        error = x - decoded
-        error = error * error
-        return in_order(error * error), (log, offset.astype(np.int16), codes.astype(np.uint16), decoded)
+        error = (steps - codes) * (steps - codes)
+        square = s * s
+        return in_eight(error * error) * (square * square), (log, offset.astype(np.int16), codes.astype(np.uint16), decoded)
 
 
 class Fitted:

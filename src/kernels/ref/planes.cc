@@ -75,14 +75,15 @@ void range_of(const float* x, int64_t stride, int bits, float* middle, float* ha
     *half = std::max(*half, magnitude(*middle) / kMostOffset);
 }
 
+// In steps of the grid, then by the fourth power of the step.
 float fourth_powers(const float* x, int64_t stride, const Grid& grid) {
-    float sum = 0.0f;
-    for (int32_t t = 0; t < kPageTokens; ++t) {
-        const float e = decode(grid.s, grid.z, float(code_of(grid, x[t * stride]))) - x[t * stride];
-        const float square = e * e, fourth = square * square;
-        sum += fourth;
-    }
-    return sum;
+    const float sum = sum_in_eights(kPageTokens, [&](int32_t t) {
+        const float away = x[t * stride] - grid.z, y = away * grid.inverse;
+        const float e = y - float(code_of(grid, x[t * stride])), square = e * e;
+        return square * square;
+    });
+    const float square = grid.s * grid.s;
+    return sum * (square * square);
 }
 
 void encode_keys(const PageLayout& page, const uint16_t* channels, const float* rows, uint8_t* bytes) {
@@ -96,22 +97,25 @@ void encode_keys(const PageLayout& page, const uint16_t* channels, const float* 
     for (int32_t p = 0; p < page.dim; ++p) {
         const float* x = rows + (channels ? channels[p] : p);
         const int bits = bits_at(page, p);
-        float least = 0.0f;
-        Grid best;
-        for (int a = 0; a < (bits > 0 ? page.shrinks : 1); ++a) {
+        struct Range {
+            int code, offset;
+            Grid grid;
+        };
+        const auto range = [&](int a) {
             const int code = log_code(unit, kShrink[a] * half[p], false);
             const float h = log_decode(unit, code, false);
             const int offset = h < kSmallestScale ? 0 : offset_code(middle[p], 16.0f / h);
-            const Grid grid = open_searched(h, offset, bits);
-            const float sum = bits > 0 ? fourth_powers(x, page.dim, grid) : 0.0f;
-            if (a > 0 && !(sum < least)) continue;
-            least = sum;
-            best = grid;
-            bytes[page.scale_offset + uint32_t(p)] = uint8_t(code);
-            bytes[page.zero_offset + uint32_t(p)] = uint8_t(int8_t(offset));
-        }
+            return Range{code, offset, open_searched(h, offset, bits)};
+        };
+        const int first = std::min(kFirstShrink[bits], page.shrinks - 1);
+        const int chosen = bits == 0 ? 0 : walk_ranges(first, page.shrinks, [&](int a) {
+            return fourth_powers(x, page.dim, range(a).grid);
+        });
+        const Range best = range(chosen);
+        bytes[page.scale_offset + uint32_t(p)] = uint8_t(best.code);
+        bytes[page.zero_offset + uint32_t(p)] = uint8_t(int8_t(best.offset));
         for (int32_t t = 0; bits > 0 && t < kPageTokens; ++t)
-            put(page, t, p, bits, code_of(best, x[int64_t(t) * page.dim]), bytes);
+            put(page, t, p, bits, code_of(best.grid, x[int64_t(t) * page.dim]), bytes);
     }
 }
 
