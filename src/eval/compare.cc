@@ -10,6 +10,7 @@
 
 #include "eval/lengths.h"
 #include "eval/metrics.h"
+#include "eval/one_layer.h"
 
 namespace kvmosaic::eval {
 
@@ -46,9 +47,10 @@ class Runner {
 public:
     Runner(const Model& model, const CompareOptions& options) : model_(model), options_(options) {}
 
-    Status open(const std::string& spec, Context* out) const {
+    Status open(const std::string& spec, int32_t layer, Context* out) const {
         ContextOptions wish;
         wish.spec = spec;
+        if (layer >= 0) wish.method = [spec, layer] { return only_layer(spec, layer); };
         wish.context = options_.window;
         wish.ubatch = options_.ubatch;
         wish.threads = options_.threads;
@@ -126,7 +128,7 @@ std::vector<Step> steps_of(const Model& model, const std::vector<std::vector<int
     return steps;
 }
 
-void finish(const Context& context, const LengthBits& lengths, int64_t tokens, WindowResult* result) {
+void finish(const Context& context, const std::optional<LengthBits>& lengths, int64_t tokens, WindowResult* result) {
     const CacheReport now = report(context);
     result->tokens = tokens;
     result->seconds = context.seconds();
@@ -134,8 +136,8 @@ void finish(const Context& context, const LengthBits& lengths, int64_t tokens, W
     result->bits = now.footprint.true_bits();
     result->bits_key = now.footprint.true_bits(0);
     result->bits_value = now.footprint.true_bits(1);
-    for (size_t i = 0; i < std::size(kLengths); ++i)
-        result->bits_at[i] = lengths.bits(i, *context.cache());
+    for (size_t i = 0; lengths && i < std::size(kCurve); ++i)
+        result->curve[i] = lengths->bits(i, *context.cache());
     result->non_finite = now.footprint.non_finite;
     result->path = now.path;
     result->isa = now.isa;
@@ -200,9 +202,11 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
         const bool floor = (*rows)[r].spec == "floor";
         const std::string& spec = floor ? (*rows)[r].reference : (*rows)[r].spec;
         if (r > 0 && int32_t((*rows)[r].windows.size()) >= all) continue;
-        if (Status bad = runner.open(spec, floor ? &exact : &contexts[r]); !bad) return named(spec, bad);
-        if (floor) continue; // the same cache as row 0
-        Result<LengthBits> made = LengthBits::make(contexts[r].cache()->shape(), spec, {kLengths[0], kLengths[1]});
+        const int32_t layer = (*rows)[r].layer;
+        if (Status bad = runner.open(spec, layer, floor ? &exact : &contexts[r]); !bad) return named(spec, bad);
+        if (floor || layer >= 0) continue; // the same cache as row 0; of no use
+        Result<LengthBits> made =
+            LengthBits::make(contexts[r].cache()->shape(), spec, {std::begin(kCurve), std::end(kCurve)});
         if (!made) return named(spec, made.status());
         lengths[r] = std::move(*made);
     }
@@ -246,12 +250,35 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
         for (size_t r = 0; r < rows->size(); ++r) {
             if (!is_open(r)) continue;
             const size_t own = (*rows)[r].spec == "floor" ? 0 : r;
-            finish(contexts[own], *lengths[own], options.window, &results[r]);
+            finish(contexts[own], lengths[own], options.window, &results[r]);
             (*rows)[r].windows.push_back(std::move(results[r]));
         }
         if (Status bad = landed(); !bad) return bad;
     }
     return {};
+}
+
+std::vector<int32_t> position_edges(const CompareOptions& options, int32_t most) {
+    const int32_t n = options.window - options.score_from, parts = std::clamp(n, 1, most);
+    std::vector<int32_t> edges;
+    for (int32_t i = 0; i <= parts; ++i)
+        edges.push_back(options.score_from + int32_t(int64_t(n) * i / parts));
+    return edges;
+}
+
+std::vector<double> kl_by_position(const Row& row, const std::vector<int32_t>& edges) {
+    std::vector<double> sums(edges.size() - 1, 0), counts(edges.size() - 1, 0);
+    for (const WindowResult& w : row.windows) {
+        size_t part = 0;
+        for (size_t i = 0; i < w.kl.size(); ++i) {
+            while (part + 2 < edges.size() && edges.front() + int32_t(i) >= edges[part + 1])
+                ++part;
+            sums[part] += double(w.kl[i]), counts[part] += 1;
+        }
+    }
+    for (size_t i = 0; i < sums.size(); ++i)
+        sums[i] /= counts[i];
+    return sums;
 }
 
 RowSummary summarize(const Row& row, const Row& base) {
@@ -264,8 +291,8 @@ RowSummary summarize(const Row& row, const Row& base) {
         kl.insert(kl.end(), w.kl.begin(), w.kl.end());
         agree += w.agree, tokens += w.tokens, seconds += w.seconds, bytes += double(w.cache_bytes);
         out.bits += w.bits, out.bits_key += w.bits_key, out.bits_value += w.bits_value;
-        for (size_t i = 0; i < out.bits_at.size(); ++i)
-            out.bits_at[i] += w.bits_at[i];
+        for (size_t i = 0; i < out.curve.size(); ++i)
+            out.curve[i] += w.curve[i];
         out.non_finite += w.non_finite;
         out.path = w.path, out.isa = w.isa;
     }
@@ -273,7 +300,7 @@ RowSummary summarize(const Row& row, const Row& base) {
     const double n = double(row.windows.size());
     out.tokens = int64_t(nll.size());
     out.bits /= n, out.bits_key /= n, out.bits_value /= n;
-    for (double& bits : out.bits_at)
+    for (double& bits : out.curve)
         bits /= n;
     out.cache_bytes = int64_t(std::llround(bytes / n));
     const Summary loss = summarize(nll), divergence = summarize(kl);

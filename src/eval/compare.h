@@ -4,6 +4,7 @@
 
 #include <array>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -23,8 +24,15 @@ struct CompareOptions {
     int32_t all_windows() const { return std::accumulate(windows.begin(), windows.end(), 0); }
 };
 
-// Contexts for which true bits are worked out whatever the window's length.
-inline constexpr int64_t kLengths[] = {2048, 8192};
+// Contexts for which true bits are worked out whatever the window's length, and where in them some lie.
+inline constexpr int64_t kCurve[] = {512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
+inline constexpr size_t kAt2K = 2, kAt8K = 4, kAt32K = 6;
+using BitsCurve = std::array<double, std::size(kCurve)>; // NaN where nothing tells
+inline constexpr BitsCurve kNoCurve = [] {
+    BitsCurve out;
+    out.fill(std::numeric_limits<double>::quiet_NaN());
+    return out;
+}();
 
 // What one cache did in one window.
 struct WindowResult {
@@ -35,7 +43,7 @@ struct WindowResult {
     double seconds = 0;     // of the model's work on them
     int64_t cache_bytes = 0;
     double bits = 0, bits_key = 0, bits_value = 0;
-    std::array<double, std::size(kLengths)> bits_at{}; // at kLengths; NaN where nothing tells
+    BitsCurve curve = kNoCurve; // at kCurve; of a row of all layers
     int64_t non_finite = 0;
     std::string path, isa;
 };
@@ -46,12 +54,13 @@ struct Row {
     std::string canonical; // what the spec means, without defaults
     std::string reference; // spec of the cache it is measured against
     std::vector<WindowResult> windows;
+    int32_t layer = -1; // the only layer that has the spec, all others f16 (layers.h); -1: all have it
 };
 
 struct RowSummary {
     int64_t tokens = 0; // scored
     double bits = 0, bits_key = 0, bits_value = 0;
-    std::array<double, std::size(kLengths)> bits_at{};
+    BitsCurve curve{};
     int64_t cache_bytes = 0; // at the end of a window, mean over the windows
     // Perplexity by that of `base` on the same positions, NaN where it has none; its error is that of the pairs.
     double ppl_ratio = 0, ppl_ratio_error = 0;
@@ -60,6 +69,11 @@ struct RowSummary {
     std::string path, isa;
 };
 RowSummary summarize(const Row& row, const Row& base);
+
+// Equal parts of the scored positions of a window, at most `most`: their first positions, then the window's length.
+std::vector<int32_t> position_edges(const CompareOptions& options, int32_t most);
+// Mean KL of each part, over all windows; a token's KL counts at the position of the token.
+std::vector<double> kl_by_position(const Row& row, const std::vector<int32_t>& edges);
 
 // Rows in the order: f16 (the reference), floor, then the specs. A spec "f16" among them is the reference itself.
 std::vector<Row> plan_rows(const std::vector<std::string>& specs);

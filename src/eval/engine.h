@@ -9,6 +9,7 @@
 
 #include "eval/files.h"
 #include "kvmosaic/cache.h"
+#include "llama/maker.h"
 #include "llama/probe.h"
 
 struct llama_context;
@@ -61,6 +62,7 @@ private:
 
 struct ContextOptions {
     std::string spec = "f16";
+    MethodMaker method;  // in place of `spec` where it is set
     int32_t context = 0; // tokens; 0: as trained
     int32_t ubatch = 512;
     int32_t threads = 0;   // 0: all of this machine

@@ -8,6 +8,8 @@ namespace kvmosaic::eval {
 namespace {
 
 constexpr int64_t kChunk = 512;
+// From kFirst rows on a cache grows by whole pages alone: what it adds from kFirst to kSecond it adds every time.
+constexpr int64_t kFirst = 4096, kSecond = 8192;
 
 // Calls f(layer, head, side) for all that a shape keeps, in a fixed order.
 template <typename F>
@@ -46,9 +48,22 @@ Result<LengthBits> LengthBits::make(const ModelShape& shape, const std::string& 
     const std::vector<float> rows = made_up(size_t(widest * kChunk));
     const SeqId names[] = {0};
 
-    LengthBits out;
+    bool straight = true;
+    each_side(shape, [&](int32_t layer, int32_t head, Side side) {
+        const Window w = cache.method().initial(side, layer, head, shape.layers[size_t(layer)].dim(side)).window;
+        straight = straight && w.front + w.keep + w.flush + w.first <= kFirst - kPageTokens;
+    });
+    const auto follows = [&](int64_t n) { return straight && n > kSecond && (n - kSecond) % kPageTokens == 0; };
+    std::vector<int64_t> filled;
+    for (const int64_t n : lengths)
+        if (!follows(n)) filled.push_back(n);
+    if (filled.size() < lengths.size()) filled.insert(filled.end(), {kFirst, kSecond});
+    std::sort(filled.begin(), filled.end());
+    filled.erase(std::unique(filled.begin(), filled.end()), filled.end());
+
+    std::vector<Entry> entries; // of `filled`
     int64_t at = 0;
-    for (const int64_t length : lengths) {
+    for (const int64_t length : filled) {
         while (at < length) {
             const int64_t n = std::min(kChunk, length - at);
             std::vector<StepRow> step(static_cast<size_t>(n));
@@ -79,7 +94,25 @@ Result<LengthBits> LengthBits::make(const ModelShape& shape, const std::string& 
             pages.varies = store.kind == StoreKind::tiered && store.page_map;
             entry.pages.push_back(pages);
         });
-        out.entries_.push_back(std::move(entry));
+        entries.push_back(std::move(entry));
+    }
+    const auto entry_of = [&](int64_t n) -> const Entry& {
+        return entries[size_t(std::find(filled.begin(), filled.end(), n) - filled.begin())];
+    };
+    LengthBits out;
+    for (const int64_t n : lengths)
+        out.entries_.push_back(follows(n) ? beyond(entry_of(kFirst), entry_of(kSecond), n) : entry_of(n));
+    return out;
+}
+
+LengthBits::Entry LengthBits::beyond(const Entry& first, const Entry& second, int64_t length) {
+    const auto grown = [&](int64_t a, int64_t b) { return b + (b - a) * (length - kSecond) / (kSecond - kFirst); };
+    Entry out = second;
+    out.fixed = grown(first.fixed, second.fixed);
+    out.values = grown(first.values, second.values);
+    for (size_t i = 0; i < out.pages.size(); ++i) {
+        out.pages[i].count = grown(first.pages[i].count, second.pages[i].count);
+        out.pages[i].bytes = grown(first.pages[i].bytes, second.pages[i].bytes);
     }
     return out;
 }

@@ -14,7 +14,7 @@ namespace kvmosaic::eval {
 class LengthBits {
 public:
     // Fills a cache of this shape and spec with made-up rows, once, and keeps its sizes at each of `lengths`
-    // (ascending). Nothing is attended.
+    // (ascending). Nothing is attended. Beyond 8,192 rows, where only whole pages are added, sizes are worked out.
     static Result<LengthBits> make(const ModelShape& shape, const std::string& spec, std::vector<int64_t> lengths);
 
     // Bits per value at lengths[i] for a sequence whose pages are like those of sequence 0 of `measured`; NaN where
@@ -30,6 +30,7 @@ private:
         int64_t fixed = 0, values = 0; // bytes of all but the packed pages
         std::vector<Pages> pages;      // in the order of layers, heads, sides
     };
+    static Entry beyond(const Entry& first, const Entry& second, int64_t length);
     std::vector<Entry> entries_;
 };
 

@@ -12,7 +12,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr const char* kProgressKind = "kvmosaic compare progress 1";
+constexpr const char* kProgressKind = "kvmosaic compare progress 2";
 
 const char* name_of(StepMode step) { return step == StepMode::decode ? "decode" : "chunk"; }
 
@@ -26,9 +26,6 @@ std::string identity_of_texts(const CompareHead& head) {
     return out;
 }
 
-// NaN has no form in JSON.
-ordered_json number(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(); }
-
 // The fields that must be equal for windows of two runs to belong together.
 ordered_json identity(const CompareHead& head) {
     return {{"model_sha256", head.model_sha256}, {"text_sha256", identity_of_texts(head)},
@@ -36,6 +33,14 @@ ordered_json identity(const CompareHead& head) {
             {"window", head.options.window},     {"score_from", head.options.score_from},
             {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)},
             {"attend", attend_setting()}};
+}
+
+// {"512": bits, "1024": ...}; lengths that nothing tells are left out.
+ordered_json curve_json(const BitsCurve& curve) {
+    ordered_json out = ordered_json::object();
+    for (size_t i = 0; i < curve.size(); ++i)
+        if (std::isfinite(curve[i])) out[std::to_string(kCurve[i])] = curve[i];
+    return out;
 }
 
 ordered_json window_json(const WindowResult& w) {
@@ -48,8 +53,7 @@ ordered_json window_json(const WindowResult& w) {
             {"bits", w.bits},
             {"bits_key", w.bits_key},
             {"bits_value", w.bits_value},
-            {"bits_2k", number(w.bits_at[0])},
-            {"bits_8k", number(w.bits_at[1])},
+            {"curve", curve_json(w.curve)},
             {"non_finite", w.non_finite},
             {"path", w.path},
             {"isa", w.isa}};
@@ -66,10 +70,9 @@ WindowResult window_from(const ordered_json& j) {
     j.at("bits").get_to(w.bits);
     j.at("bits_key").get_to(w.bits_key);
     j.at("bits_value").get_to(w.bits_value);
-    const char* const names[] = {"bits_2k", "bits_8k"};
-    for (size_t i = 0; i < w.bits_at.size(); ++i) {
-        const bool told = j.contains(names[i]) && j.at(names[i]).is_number();
-        w.bits_at[i] = told ? j.at(names[i]).get<double>() : std::numeric_limits<double>::quiet_NaN();
+    for (size_t i = 0; i < w.curve.size(); ++i) {
+        const auto told = j.at("curve").find(std::to_string(kCurve[i]));
+        if (told != j.at("curve").end()) told->get_to(w.curve[i]);
     }
     j.at("non_finite").get_to(w.non_finite);
     j.at("path").get_to(w.path);
@@ -78,7 +81,8 @@ WindowResult window_from(const ordered_json& j) {
 }
 
 bool same_row(const ordered_json& a, const ordered_json& b) {
-    return (a.at("spec") == "floor") == (b.at("spec") == "floor") && a.at("canonical") == b.at("canonical");
+    return (a.at("spec") == "floor") == (b.at("spec") == "floor") && a.at("canonical") == b.at("canonical") &&
+           a.value("layer", -1) == b.value("layer", -1);
 }
 
 // A later run may ask for fewer specs or windows than the file holds; what it holds is not thrown away.
@@ -104,6 +108,8 @@ std::string kl_text(double kl) {
 
 } // namespace
 
+ordered_json number_json(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(); }
+
 ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
     const CompareOptions& o = head.options;
     ordered_json out{{"model", head.model},
@@ -111,6 +117,8 @@ ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
                      {"text", fmt::format("{}", fmt::join(head.texts, ", "))},
                      {"machine", head.machine},
                      {"version", head.version},
+                     {"commit", head.commit},
+                     {"command", head.command},
                      {"text_sha256", fmt::format("{}", fmt::join(head.texts_sha256, ", "))},
                      {"weights", head.weights},
                      {"window", o.window},
@@ -122,12 +130,22 @@ ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
                      {"warnings", warnings(rows)},
                      {"rows", ordered_json::array()},
                      {"texts", ordered_json::array()}};
+    const std::vector<int32_t> edges = position_edges(o, kPositionParts);
+    out["position_edges"] = edges;
+    out["curve_tokens"] = kCurve;
     for (size_t i = 0; i < head.texts.size(); ++i) {
         out["texts"].push_back({{"text", head.texts[i]}, {"sha256", head.texts_sha256[i]}, {"windows", o.windows[i]}});
     }
     for (const Row& row : rows) {
         const RowSummary s = summarize(row, rows.front());
         const bool floor = row.spec == "floor"; // its own perplexity was not kept, only its distance
+        const double values = s.bits > 0 ? 8.0 * double(s.cache_bytes) / s.bits / o.window : 0; // values of a token
+        const double far = s.curve[kAt32K] / 8 * values * double(kCurve[kAt32K]);
+        ordered_json curve = ordered_json::array(), parts = ordered_json::array();
+        for (const double bits : s.curve)
+            curve.push_back(number_json(bits));
+        for (const double kl : kl_by_position(row, edges))
+            parts.push_back(number_json(kl));
         out["rows"].push_back({{"spec", row.spec},
                                {"tokens", s.tokens},
                                {"true_bits", s.bits},
@@ -146,10 +164,14 @@ ordered_json to_json(const CompareHead& head, const std::vector<Row>& rows) {
                                {"ppl_error", s.ppl_error},
                                {"kl_error", s.kl_error},
                                {"non_finite", s.non_finite},
-                               {"true_bits_2k", number(s.bits_at[0])},
-                               {"true_bits_8k", number(s.bits_at[1])},
-                               {"ppl_ratio", floor ? ordered_json() : number(s.ppl_ratio)},
-                               {"ppl_ratio_error", floor ? ordered_json() : number(s.ppl_ratio_error)}});
+                               {"true_bits_2k", number_json(s.curve[kAt2K])},
+                               {"true_bits_8k", number_json(s.curve[kAt8K])},
+                               {"ppl_ratio", floor ? ordered_json() : number_json(s.ppl_ratio)},
+                               {"ppl_ratio_error", floor ? ordered_json() : number_json(s.ppl_ratio_error)},
+                               {"true_bits_32k", number_json(s.curve[kAt32K])},
+                               {"cache_bytes_32k", std::isfinite(far) ? ordered_json(std::llround(far)) : ordered_json()},
+                               {"true_bits_curve", std::move(curve)},
+                               {"kl_by_position", std::move(parts)}});
     }
     return out;
 }
@@ -171,8 +193,8 @@ std::string to_table(const std::vector<Row>& rows) {
             out += fmt::format("{:<{}}  {:>34}  {:>8}  {:>26}  ", "floor (f16 against f32)", wide, "", "", "");
         } else {
             out += fmt::format("{:<{}}  {:>6.2f} {:>6.2f} {:>6.2f} {:>6} {:>6}  {:>8.2f}  {:>9.4f} {:>7.3f} {:>8.4f}  ",
-                               row.spec, wide, s.bits, s.bits_key, s.bits_value, bits_text(s.bits_at[0]),
-                               bits_text(s.bits_at[1]), double(s.cache_bytes) / (1 << 20), s.ppl, s.ppl_error,
+                               row.spec, wide, s.bits, s.bits_key, s.bits_value, bits_text(s.curve[kAt2K]),
+                               bits_text(s.curve[kAt8K]), double(s.cache_bytes) / (1 << 20), s.ppl, s.ppl_error,
                                s.ppl_ratio);
         }
         if (row.spec == row.reference)
@@ -210,7 +232,9 @@ Status save_progress(const std::string& path, const CompareHead& head, const std
         ordered_json windows = ordered_json::array();
         for (const WindowResult& w : row.windows)
             windows.push_back(window_json(w));
-        out["rows"].push_back({{"spec", row.spec}, {"canonical", row.canonical}, {"windows", std::move(windows)}});
+        ordered_json entry{{"spec", row.spec}, {"canonical", row.canonical}, {"windows", std::move(windows)}};
+        if (row.layer >= 0) entry["layer"] = row.layer;
+        out["rows"].push_back(std::move(entry));
     }
     keep_others(path, &out);
     return write_file(path, out.dump() + "\n");
@@ -238,8 +262,8 @@ Status load_progress(const std::string& path, const CompareHead& head, std::vect
         }
         for (const ordered_json& entry : file.at("rows")) {
             for (Row& row : *rows) {
-                const bool same =
-                    (row.spec == "floor") == (entry.at("spec") == "floor") && entry.at("canonical") == row.canonical;
+                const bool same = (row.spec == "floor") == (entry.at("spec") == "floor") &&
+                                  entry.at("canonical") == row.canonical && entry.value("layer", -1) == row.layer;
                 if (!same || !row.windows.empty()) continue;
                 for (const ordered_json& w : entry.at("windows")) {
                     if (int32_t(row.windows.size()) < head.options.all_windows()) row.windows.push_back(window_from(w));

@@ -71,6 +71,7 @@ Result<llama_context*> make_context(llama_model* model, llama_context_params par
     if (!model) return Status(StatusCode::invalid_argument, "no model was given");
     seam::Request request;
     request.options.spec = options.spec;
+    request.options.method = options.method;
     request.options.cache = options.cache;
     request.options.statistics = seam::flag("KVMOSAIC_STATS");
     request.options.check_rope = seam::flag("KVMOSAIC_CHECK_ROPE");

@@ -5,6 +5,7 @@
 
 #include "kvmosaic/cache.h"
 #include "llama.h"
+#include "llama/maker.h"
 #include "llama/probe.h"
 
 namespace kvmosaic {
@@ -12,6 +13,7 @@ namespace kvmosaic {
 // How a context's cache is made. `cache.max_rows` = 0 takes the context's own limit per sequence.
 struct AdapterOptions {
     std::string spec = "f16";
+    MethodMaker method; // in place of `spec` where it is set
     CacheOptions cache;
     Probe probe;
 };

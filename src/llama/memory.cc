@@ -48,7 +48,9 @@ Result<std::unique_ptr<Memory>> Memory::create(const llama_model& model, const l
     }
     CacheOptions cache_options = options.cache;
     if (cache_options.max_rows == 0) cache_options.max_rows = int64_t(cparams.n_ctx_seq);
-    auto cache = Cache::create(shape, options.spec, cache_options);
+    auto made = options.method ? options.method() : open_method(options.spec);
+    if (!made) return made.status();
+    auto cache = Cache::create(shape, std::move(*made), cache_options);
     if (!cache) return cache.status();
     memory->cache_ = std::move(*cache);
     const Method& method = memory->cache_->method();

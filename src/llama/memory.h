@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvmosaic/cache.h"
+#include "llama/maker.h"
 #include "llama/probe.h"
 
 #include "llama-arch.h"
@@ -28,6 +29,7 @@ std::string fingerprint_of(const llama_model& model);
 
 struct MemoryOptions {
     std::string spec;
+    MethodMaker method; // in place of `spec` where it is set
     CacheOptions cache;
     bool statistics = false; // one line at destruction
     bool check_rope = false;

@@ -245,13 +245,13 @@ TEST_F(Files, ProgressOfSeveralTexts) {
     std::vector<Row> rows = plan_rows({"mixkvq"});
     for (Row& row : rows)
         row.windows = {window(1, 0), window(2, 0), window(3, 0)};
-    rows[2].windows[0].bits_at = {4.5, std::numeric_limits<double>::quiet_NaN()};
+    rows[2].windows[0].curve[kAt2K] = 4.5;
     ASSERT_TRUE(save_progress(file, both, rows).ok());
     std::vector<Row> again = plan_rows({"mixkvq"});
     ASSERT_TRUE(load_progress(file, both, &again).ok());
     ASSERT_EQ(again[2].windows.size(), 3u);
-    EXPECT_EQ(again[2].windows[0].bits_at[0], 4.5);
-    EXPECT_TRUE(std::isnan(again[2].windows[0].bits_at[1]));
+    EXPECT_EQ(again[2].windows[0].curve[kAt2K], 4.5);
+    EXPECT_TRUE(std::isnan(again[2].windows[0].curve[kAt8K]));
     both.options.windows = {2, 4};
     EXPECT_TRUE(load_progress(file, both, &again).ok());
     both.options.windows = {1, 1};

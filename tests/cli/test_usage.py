@@ -10,7 +10,7 @@ class Usage(Case):
     needs_model = False
 
     def test_help_and_version(self):
-        self.assertRegex(self.good("--version").out, r"^kvmosaic \d+\.\d+\.\d+\n$")
+        self.assertRegex(self.good("--version").out, r"^kvmosaic \d+\.\d+\.\d+ \(commit \S+\)\n$")
         top = self.good("--help").out
         for verb in ["run", "compare", "eval", "calibrate", "bench", "inspect", "methods", "fetch", "serve", "devices"]:
             self.assertIn(verb, top)

@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include "eval/build.h"
 #include "eval/files.h"
 #include "eval/weights.h"
 #include "kvmosaic/method.h"
@@ -103,6 +104,38 @@ Opened open_model(const std::string& wish, const std::string& spec, int ctx, con
     out.context = take(eval::Context::make(out.model, options));
     return out;
 }
+
+std::string origin_text(const Prepared& p) {
+    return fmt::format("{} (SHA-256 {}, {} weights)\n{}", p.source, p.sha256.substr(0, 16), p.weights, build_text());
+}
+
+std::string build_text() {
+    return fmt::format("kvmosaic {}, commit {}; {}", KVMOSAIC_VERSION, eval::build_commit(), eval::machine_name());
+}
+
+namespace {
+std::string line;
+}
+
+void set_command_line(int argc, const char* const* argv) {
+    line = "kvmosaic";
+    for (int i = 1; i < argc; ++i) {
+        const std::string word = argv[i];
+        const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                                   "0123456789-_=:,./+@%") == std::string::npos;
+        line += ' ';
+        if (plain) {
+            line += word;
+            continue;
+        }
+        line += '\'';
+        for (const char c : word)
+            line += c == '\'' ? std::string("'\\''") : std::string(1, c);
+        line += '\'';
+    }
+}
+
+const std::string& command_line() { return line; }
 
 std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file) {
     if (has_prompt && !file.empty()) bad_usage("-p and -f exclude each other: the text comes from one of them");

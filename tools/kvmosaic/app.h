@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "eval/engine.h"
 #include "kvmosaic/progress.h"
@@ -79,6 +80,14 @@ struct Opened {
 Opened open_model(const std::string& wish, const std::string& spec, int ctx, const Common& common, int sequences = 1,
                   int rollback = 0);
 
+// What stands above every table: which model and weights, and on a second line which program on which machine.
+std::string origin_text(const Prepared& prepared);
+std::string build_text();
+
+// The command line of this process as a shell would take it again; main sets it.
+void set_command_line(int argc, const char* const* argv);
+const std::string& command_line();
+
 // Text from -p or -f ("-": standard input), exactly one of them.
 std::string take_text(const std::string& prompt, bool has_prompt, const std::string& file);
 
@@ -90,12 +99,16 @@ void write_json(const std::string& target, const std::string& text, bool force);
 // The refusal alone, before work begins.
 void check_new_file(const std::string& option, const std::string& target, bool force);
 
+// One page of these results (eval/report.h) into a new file.
+void write_report(const std::string& target, const std::vector<nlohmann::ordered_json>& results, bool force);
+
 void add_common(CLI::App* app, Common* common);
 
 // One a verb, in its own file: registers options and help and sets the callback.
 void add_run(CLI::App& app);
 void add_serve(CLI::App& app);
 void add_compare(CLI::App& app);
+void add_report(CLI::App& app);
 void add_methods(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_fetch(CLI::App& app);
@@ -105,5 +118,6 @@ void add_bench(CLI::App& app);
 void add_calibrate(CLI::App& app);
 void add_passkey(CLI::App& eval);
 void add_component(CLI::App& eval);
+void add_channels(CLI::App& eval);
 
 } // namespace kvmosaic::tool

@@ -6,6 +6,7 @@
 
 #include "eval/bench_cpu.h"
 #include "eval/bench_encode.h"
+#include "eval/build.h"
 #include "kvmosaic/app.h"
 
 namespace kvmosaic::tool {
@@ -74,12 +75,12 @@ ordered_json head(const char* kind, const Options& o, const std::string& line) {
     return {{"kind", kind},
             {"version", KVMOSAIC_VERSION},
             {"machine", eval::machine_name()},
-            {"commit", o.commit.empty() ? ordered_json() : ordered_json(o.commit)},
+            {"commit", o.commit.empty() ? eval::build_commit() : o.commit},
             {"command", line}};
 }
 
 void show(const Options& o, const std::string& table, const ordered_json& document) {
-    if (o.json != "-") fmt::print("{}", table);
+    if (o.json != "-") fmt::print("{}\n{}", build_text(), table);
     if (!o.json.empty()) write_json(o.json, document.dump(2), o.force);
 }
 
@@ -121,7 +122,7 @@ void add_options(CLI::App* verb, const std::shared_ptr<Options>& o) {
         ->capture_default_str();
     verb->add_option("--working-set", o->working_set, "MB of K/V that the calls of a row walk over, at least two sets")
         ->capture_default_str();
-    verb->add_option("--commit", o->commit, "written into the results: which source was built");
+    verb->add_option("--commit", o->commit, "written into the results in place of the commit that this program was built from");
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_flag("--force", o->force, "replace an existing --json file");
 }

@@ -1,23 +1,31 @@
 // kvmosaic compare: what each cache costs and loses over a text, teacher-forced, all on one loaded model.
+#include <algorithm>
+#include <cstdio>
 #include <memory>
+#include <optional>
 
+#include "eval/build.h"
+#include "eval/channels.h"
 #include "eval/compare.h"
+#include "eval/gnuplot.h"
+#include "eval/layers.h"
 #include "eval/results.h"
 #include "eval/texts.h"
 #include "kvmosaic/app.h"
 #include "kvmosaic/method.h"
+#include "llama/adapter.h"
 
 namespace kvmosaic::tool {
 
 namespace {
 
 struct Options {
-    std::string model, weights, step = "decode", json, resume;
+    std::string model, weights, step = "decode", json, resume, html, heat;
     std::vector<std::string> specs, texts;
     std::vector<int> windows;
     int window = 2048, score_from = 256, ubatch = 0;
     int64_t tokens = 0;
-    bool force = false;
+    bool force = false, layers = false;
     Common common;
 };
 
@@ -78,9 +86,48 @@ std::string texts_text(const eval::CompareHead& head) {
     return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+// LAYER:HEAD; nothing for `auto`.
+std::optional<std::pair<int32_t, int32_t>> head_of(const std::string& wish) {
+    int layer = 0, head = 0, end = 0;
+    if (wish == "auto") return {};
+    if (std::sscanf(wish.c_str(), "%6d:%6d%n", &layer, &head, &end) < 2 || size_t(end) != wish.size() || layer < 0 || head < 0)
+        bad_usage("--heat {}: auto, off or LAYER:HEAD, as in 3:0", wish);
+    return std::pair<int32_t, int32_t>(layer, head);
+}
+
+// Channels of a head over the first window of the first text.
+nlohmann::ordered_json heat(const Options& o, const eval::Model& model, const std::vector<int32_t>& text, int32_t window,
+                            const std::optional<std::pair<int32_t, int32_t>>& wish) {
+    eval::CaptureOptions capture;
+    capture.tokens = capture.window = window;
+    capture.threads = o.common.threads;
+    capture.query = true;
+    if (wish) {
+        const auto layers = shape_of(model.get()).layers;
+        if (size_t(wish->first) >= layers.size()) bad_usage("--heat {}: layer 0 to {}", o.heat, layers.size() - 1);
+        const int32_t heads = layers[size_t(wish->first)].kv_heads;
+        if (heads == 0) bad_usage("--heat {}: the layer keeps no K/V of its own", o.heat);
+        if (wish->second >= heads) bad_usage("--heat {}: KV head 0 to {}", o.heat, heads - 1);
+        capture.layers = {wish->first};
+    }
+    ProgressBar bar;
+    const eval::Capture seen = take(eval::capture(model, text, capture, bar.receiver()));
+    bar.finish();
+    eval::ChannelSums sums;
+    sums.add(seen);
+    const std::vector<eval::LayerChannels> all = sums.means();
+    const auto [layer, head] = wish ? *wish : eval::telling_head(all);
+    const auto own = std::find_if(all.begin(), all.end(), [l = layer](const auto& x) { return x.layer == l; });
+    return eval::heat_json(take(eval::heat_map(seen, layer, head, o.specs)), own->heads[size_t(head)]);
+}
+
 void compare(const Options& o, bool score_given) {
     check_specs(o.specs);
+    const std::string heat_wish = o.heat.empty() ? (o.html.empty() ? "off" : "auto") : o.heat;
+    const auto heat_head = heat_wish == "off" ? std::nullopt : head_of(heat_wish);
+    if (!o.html.empty()) check(eval::check_gnuplot());
     check_new_file("--json", o.json, o.force);
+    check_new_file("--html", o.html, o.force);
     check_new_file("--resume", o.resume, true); // may exist, but its folder must
     eval::CompareHead head;
     head.options = plan(o, score_given, &head.texts);
@@ -96,28 +143,55 @@ void compare(const Options& o, bool score_given) {
         head.texts_sha256.push_back(eval::sha256_of(text));
     head.machine = eval::machine_name();
     head.version = KVMOSAIC_VERSION;
+    head.commit = eval::build_commit();
+    head.command = command_line();
 
     std::vector<std::vector<int32_t>> tokens;
     for (const std::string& text : contents)
         tokens.push_back(model.tokenize(text, true, false));
     check(eval::validate(head.options, head.texts, tokens, model.trained_context()));
     std::vector<eval::Row> rows = eval::plan_rows(o.specs);
+    const bool with_heat = heat_wish != "off" && head.options.window >= kPageTokens;
+    if (!o.heat.empty() && o.heat != "off" && !with_heat)
+        bad_usage("--heat {}: a window of {} tokens has no page, which are {}", o.heat, head.options.window, kPageTokens);
+    const size_t whole = rows.size();
+    eval::CompareOptions one = head.options; // for layers
+    one.windows = {1};
+    if (o.layers) {
+        std::vector<eval::Row> layers = eval::plan_layers(o.specs, shape_of(model.get()));
+        rows.insert(rows.end(), layers.begin(), layers.end());
+        notice(fmt::format("--layers: {} passes over a window of {} tokens, one for each layer and cache", layers.size(),
+                           one.window));
+    }
     if (!o.resume.empty()) check(eval::load_progress(o.resume, head, &rows));
+    std::vector<eval::Row> layers(rows.begin() + int64_t(whole), rows.end());
+    rows.resize(whole);
     const auto landed = [&]() -> Status {
-        return o.resume.empty() ? Status() : eval::save_progress(o.resume, head, rows);
+        if (o.resume.empty()) return {};
+        std::vector<eval::Row> all = rows;
+        all.insert(all.end(), layers.begin(), layers.end());
+        return eval::save_progress(o.resume, head, all);
     };
+    nlohmann::ordered_json heat_map;
+    if (with_heat) heat_map = heat(o, model, tokens.front(), head.options.window, heat_head);
     ProgressBar bar;
     check(eval::compare(model, tokens, head.options, &rows, landed, bar.receiver()));
+    if (o.layers) check(eval::compare_layers(model, {tokens.front()}, one, &layers, landed, bar.receiver()));
     bar.finish();
+    nlohmann::ordered_json result = eval::to_json(head, rows);
+    if (o.layers) result["layers"] = eval::layers_json(one, layers);
+    if (with_heat) result["heat"] = std::move(heat_map);
 
     if (o.json != "-") {
-        fmt::print("{} ({} weights), {}: {} tokens each, scored from token {}, step {}\n", head.model, head.weights,
-                   texts_text(head), head.options.window, head.options.score_from, o.step);
+        fmt::print("{}\n{}: {} tokens each, scored from token {}, step {}\n", origin_text(prepared), texts_text(head),
+                   head.options.window, head.options.score_from, o.step);
         fmt::print("{}", eval::to_table(rows));
     }
     for (const std::string& words : eval::warnings(rows))
         warn(words);
-    if (!o.json.empty()) write_json(o.json, eval::to_json(head, rows).dump(2), o.force);
+    const std::string text = result.dump(2);
+    if (!o.json.empty()) write_json(o.json, text, o.force);
+    if (!o.html.empty()) write_report(o.html, {nlohmann::ordered_json::parse(text)}, o.force); // as `report` would read it
 }
 
 } // namespace
@@ -152,13 +226,23 @@ void add_compare(CLI::App& app) {
         ->check(CLI::Range(1, 4096));
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_option("--resume", o->resume, "keep finished windows in this file, and go on from it");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    verb->add_option("--html", o->html,
+                     "a page with the table and plots, complete in one file; drawn with gnuplot (see also kvmosaic report)");
+    verb->add_option("--heat", o->heat,
+                     "channels of one KV head, page by page: LAYER:HEAD, auto (the head whose key ranges say least about its "
+                     "queries; default with --html) or off. Costs one pass of f16 over a window")
+        ->type_name("LAYER:HEAD");
+    verb->add_flag("--layers", o->layers,
+                   "also KL by layer: each cache in one layer at a time, f16 in the others. Costs a pass over a window for each "
+                   "layer and cache; kept by --resume");
+    verb->add_flag("--force", o->force, "replace existing --json and --html files");
     add_common(verb, &o->common);
     verb->footer(
         "Examples\n"
         "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --cache kivi:bits=4 --cache kivi:bits=2\n"
         "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --tokens 1024 --json result.json\n"
         "  kvmosaic compare -m small -f long.txt --cache mixkvq --resume run.progress\n"
+        "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --cache kivi:bits=2 --layers --html report.html\n"
         "  kvmosaic compare -m tiny -f wiki.txt:4 -f gsm8k.jsonl:2 --cache kivi:bits=2\n"
         "\"bits\" are true bits per value: codes, scales, offsets, maps, padding and raw windows, at the end of a "
         "window.\n"

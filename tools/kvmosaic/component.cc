@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "eval/build.h"
 #include "eval/component.h"
 #include "eval/texts.h"
 #include "kvmosaic/app.h"
@@ -48,7 +49,8 @@ std::string row_text(const eval::ComponentResult& r) {
                        r.spec, r.bits, r.kl, r.mse, r.cosine, r.sink_error, r.plans, mask, r.cache_bytes, r.path);
 }
 
-eval::ComponentInput input_of(const Options& o, ordered_json* head) {
+// `said`: the same for the table's head.
+eval::ComponentInput input_of(const Options& o, ordered_json* head, std::string* said) {
     const int32_t rows = o.task.prefill + o.task.decode;
     if (o.model.empty()) {
         const eval::RandomNetwork& n = o.network;
@@ -56,6 +58,7 @@ eval::ComponentInput input_of(const Options& o, ordered_json* head) {
             bad_usage("--heads {}: a multiple of --kv-heads {}", n.heads, n.kv_heads);
         if (n.dim % 2 != 0) bad_usage("--head-dim {}: even, since channels turn in pairs", n.dim);
         *head = {{"network", {{"heads", n.heads}, {"kv_heads", n.kv_heads}, {"head_dim", n.dim}, {"seed", n.seed}}}};
+        *said = fmt::format("random network\n{}\n", build_text());
         return eval::random_input(n, rows);
     }
     const std::string text = take(eval::read_text(o.file));
@@ -72,6 +75,7 @@ eval::ComponentInput input_of(const Options& o, ordered_json* head) {
     const auto& layers = input.seen.shape.layers;
     if (size_t(o.layer) >= layers.size()) bad_usage("--layer {}: 0 to {} in this model", o.layer, layers.size() - 1);
     if (!layers[size_t(o.layer)].has_kv()) bad_usage("--layer {}: keeps no K/V of its own", o.layer);
+    *said = fmt::format("{}\nlayer {} over {}, ", origin_text(prepared), o.layer, o.file);
     *head = {{"model", prepared.source}, {"model_sha256", prepared.sha256},      {"weights", prepared.weights},
              {"text", o.file},           {"text_sha256", eval::sha256_of(text)}, {"layer", o.layer}};
     return input;
@@ -84,10 +88,14 @@ void component(const Options& o) {
     if (!o.model.empty() && o.file.empty()) bad_usage("-f: a text is needed to see a model's activations");
     ordered_json out{{"kind", "kvmosaic component 1"},
                      {"version", KVMOSAIC_VERSION},
+                     {"commit", eval::build_commit()},
+                     {"machine", eval::machine_name()},
+                     {"command", command_line()},
                      {"prefill", o.task.prefill},
                      {"decode", o.task.decode}};
     ordered_json source;
-    const eval::ComponentInput input = input_of(o, &source);
+    std::string head;
+    const eval::ComponentInput input = input_of(o, &source, &head);
     out.update(source);
     out["rows"] = ordered_json::array();
     std::string table =
@@ -101,7 +109,7 @@ void component(const Options& o) {
         table += row_text(r);
         out["rows"].push_back(to_json(r));
     }
-    if (o.json != "-") fmt::print("{}", table);
+    if (o.json != "-") fmt::print("{}{} rows, the last {} measured\n{}", head, o.task.prefill + o.task.decode, o.task.decode, table);
     if (!o.json.empty()) write_json(o.json, out.dump(2), o.force);
 }
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "eval/build.h"
 #include "kvmosaic/app.h"
 
 namespace {
@@ -23,13 +24,16 @@ int say(int code, const std::string& message) {
 
 int program(int argc, char** argv) {
     using namespace kvmosaic::tool;
+    set_command_line(argc, argv);
     CLI::App app{"kvmosaic: large language models on a key/value cache of 2 to 4 true bits per value", "kvmosaic"};
-    app.set_version_flag("--version", std::string("kvmosaic ") + KVMOSAIC_VERSION);
+    app.set_version_flag("--version",
+                         fmt::format("kvmosaic {} (commit {})", KVMOSAIC_VERSION, kvmosaic::eval::build_commit()));
     app.footer(kFooter);
     app.require_subcommand(1);
     app.get_formatter()->column_width(34);
     add_run(app);
     add_compare(app);
+    add_report(app);
     add_eval(app);
     add_calibrate(app);
     add_bench(app);

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "eval/build.h"
 #include "eval/passkey.h"
 #include "kvmosaic/app.h"
 
@@ -137,6 +138,9 @@ void passkey(const Options& o) {
 
     ordered_json out = head;
     out["model"] = prepared.source;
+    out["commit"] = eval::build_commit();
+    out["machine"] = eval::machine_name();
+    out["command"] = command_line();
     out["rows"] = ordered_json::array();
     out["results"] = ordered_json::array();
     std::string table = fmt::format("{:<24}  {:>6}", "cache", "bits");
@@ -172,7 +176,7 @@ void passkey(const Options& o) {
             table += fmt::format("  {:>10}", fmt::format("{}/{}", by_length[length].hits, by_length[length].trials));
         table += fmt::format("  {:>10}\n", fmt::format("{}/{}", all.hits, all.trials));
     }
-    if (o.json != "-") fmt::print("{} ({} weights): keys found\n{}", prepared.source, prepared.weights, table);
+    if (o.json != "-") fmt::print("{}\nkeys found\n{}", origin_text(prepared), table);
     if (!o.json.empty()) write_json(o.json, out.dump(2, ' ', false, ordered_json::error_handler_t::replace), o.force);
 }
 
