@@ -6,7 +6,7 @@ usage() {
     cat <<'EOF'
 usage: scripts/deps.sh [--dev] [--list]
 
-  --dev    also what `make format`, `make tidy`, `make neon` and the benchmarks need
+  --dev    also what `make format`, `make tidy`, `make neon`, the benchmarks and all of `kvmosaic tune` need
   --list   print the packages, one a line, and do nothing else
 EOF
 }
@@ -16,7 +16,7 @@ packages=(g++ make cmake ninja-build git python3 python3-pip python3-numpy libcl
 list=no
 for arg in "$@"; do
     case $arg in
-        --dev) packages+=(clang-format clang-tidy libbenchmark-dev g++-aarch64-linux-gnu qemu-user-static googletest) ;;
+        --dev) packages+=(clang-format clang-tidy libbenchmark-dev g++-aarch64-linux-gnu qemu-user-static googletest python3-optuna) ;;
         --list) list=yes ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; echo "deps.sh: unknown option '$arg'" >&2; exit 1 ;;

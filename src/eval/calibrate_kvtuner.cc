@@ -1,9 +1,10 @@
 // KVTuner's sensitivity of layers (arXiv 2502.04420): the error of a layer's attention output under each pair of
-// widths, from real q, k and v. Of its search this has the pruning inside a layer; the pairs are then chosen by
-// steepest descent under the cap, where the paper searches over clusters of layers with NSGA-II and a task's accuracy.
+// widths, from real q, k and v, and the pruning inside a layer. `calibrate` then chooses pairs by steepest descent
+// under the cap; the paper's search over clusters of layers is eval/tune_layers.h.
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -13,11 +14,6 @@ namespace kvmosaic::eval {
 
 namespace {
 
-struct Pair {
-    int32_t key, value;
-    double bits() const { return (key + value) / 2.0; }
-};
-constexpr std::array<Pair, 5> kPairs{{{8, 8}, {8, 4}, {4, 4}, {4, 2}, {2, 2}}};
 constexpr int32_t kGroup = 32, kQueries = 48; // rows whose attention is looked at, evenly over each window
 
 // A group of n values at this stride, coded with whole-number offsets and decoded.
@@ -100,11 +96,12 @@ double norm(const std::vector<double>& x) {
 }
 
 // Mean over queries and heads of |o - o'| / |o| for each pair.
-std::array<double, kPairs.size()> errors_of(const Capture& seen, int32_t layer, bool token_base) {
+std::vector<double> errors_of(const Capture& seen, int32_t layer, const std::vector<WidthPair>& pairs,
+                              bool token_base) {
     const LayerShape& l = seen.shape.layers[size_t(layer)];
     const CapturedLayer& rows = seen.layers[size_t(layer)];
     const int64_t heads = l.heads / l.kv_heads;
-    std::array<double, kPairs.size()> sums{};
+    std::vector<double> sums(pairs.size(), 0.0);
     int64_t count = 0;
     for (int64_t first = 0; first < seen.rows;) {
         int64_t n = 1;
@@ -126,9 +123,9 @@ std::array<double, kPairs.size()> errors_of(const Capture& seen, int32_t layer, 
                     std::array<std::vector<double>, 9> seen_by;
                     for (const int32_t bits : {2, 4, 8})
                         seen_by[size_t(bits)] = weights(q, keys[size_t(bits)], l.key_dim, row + 1);
-                    for (size_t p = 0; p < kPairs.size(); ++p) {
+                    for (size_t p = 0; p < pairs.size(); ++p) {
                         std::vector<double> out =
-                            mix(seen_by[size_t(kPairs[p].key)], values[size_t(kPairs[p].value)], l.value_dim);
+                            mix(seen_by[size_t(pairs[p].key)], values[size_t(pairs[p].value)], l.value_dim);
                         for (size_t c = 0; c < out.size(); ++c)
                             out[c] -= exact[c];
                         sums[p] += norm(out) / std::max(norm(exact), 1e-30);
@@ -146,49 +143,67 @@ std::array<double, kPairs.size()> errors_of(const Capture& seen, int32_t layer, 
 
 } // namespace
 
-Status calibrate_kvtuner(const Capture& seen, const CalibrateOptions& options, const Progress& progress,
-                         Calibration* out) {
-    struct Layer {
-        int32_t index;
-        std::vector<size_t> front; // pairs that no other beats in both bits and error; cheapest first
-        std::array<double, kPairs.size()> errors{};
-        size_t at = 0;
-    };
-    std::vector<Layer> layers;
+const std::vector<WidthPair>& published_pairs() {
+    static const std::vector<WidthPair> pairs{{8, 8}, {8, 4}, {4, 4}, {4, 2}, {2, 2}};
+    return pairs;
+}
+
+std::vector<LayerSensitivity> sensitivity(const Capture& seen, const std::vector<WidthPair>& pairs, bool token_base,
+                                          const Progress& progress) {
+    std::vector<size_t> order(pairs.size()); // from the fewest bits
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::vector<LayerSensitivity> layers;
     for (int32_t il = 0; il < int32_t(seen.shape.layers.size()); ++il) {
         if (!seen.shape.layers[size_t(il)].has_kv()) continue;
         if (progress) progress(fmt::format("layer {}", il), double(il) / double(seen.shape.layers.size()));
-        Layer layer{il, {}, errors_of(seen, il, options.token_base)};
-        for (size_t p = kPairs.size(); p-- > 0;) { // from the fewest bits
-            if (layer.front.empty() || layer.errors[p] < layer.errors[layer.front.back()]) layer.front.push_back(p);
-        }
+        LayerSensitivity layer{il, errors_of(seen, il, pairs, token_base), {}};
+        const auto& errors = layer.errors;
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+            return std::pair(pairs[a].bits(), errors[a]) < std::pair(pairs[b].bits(), errors[b]);
+        });
+        for (const size_t p : order)
+            if (layer.front.empty() || errors[p] < errors[layer.front.back()]) layer.front.push_back(p);
         layers.push_back(std::move(layer));
     }
+    return layers;
+}
+
+std::vector<size_t> widths_under(const std::vector<LayerSensitivity>& layers, const std::vector<WidthPair>& pairs,
+                                 double bits) {
+    std::vector<size_t> at(layers.size(), 0);
     double spent = 0;
-    const double limit = options.bits * double(layers.size()) + 1e-9;
-    for (const Layer& l : layers)
-        spent += kPairs[l.front[0]].bits();
+    const double limit = bits * double(layers.size()) + 1e-9;
+    for (const LayerSensitivity& l : layers)
+        spent += pairs[l.front[0]].bits();
     while (true) {
-        Layer* best = nullptr;
+        size_t best = layers.size(), best_to = 0;
         double best_gain = 0;
-        size_t best_to = 0;
-        for (Layer& l : layers) {
-            for (size_t to = l.at + 1; to < l.front.size(); ++to) {
-                const double more = kPairs[l.front[to]].bits() - kPairs[l.front[l.at]].bits();
-                const double gain = (l.errors[l.front[l.at]] - l.errors[l.front[to]]) / more;
-                if (spent + more <= limit && gain > best_gain) best = &l, best_gain = gain, best_to = to;
+        for (size_t i = 0; i < layers.size(); ++i) {
+            const LayerSensitivity& l = layers[i];
+            for (size_t to = at[i] + 1; to < l.front.size(); ++to) {
+                const double more = pairs[l.front[to]].bits() - pairs[l.front[at[i]]].bits();
+                const double gain = (l.errors[l.front[at[i]]] - l.errors[l.front[to]]) / more;
+                if (spent + more <= limit && gain > best_gain) best = i, best_gain = gain, best_to = to;
             }
         }
-        if (!best) break;
-        spent += kPairs[best->front[best_to]].bits() - kPairs[best->front[best->at]].bits();
-        best->at = best_to;
+        if (best == layers.size()) return at;
+        spent += pairs[layers[best].front[best_to]].bits() - pairs[layers[best].front[at[best]]].bits();
+        at[best] = best_to;
     }
+}
+
+Status calibrate_kvtuner(const Capture& seen, const CalibrateOptions& options, const Progress& progress,
+                         Calibration* out) {
+    const std::vector<WidthPair>& pairs = published_pairs();
+    const std::vector<LayerSensitivity> layers = sensitivity(seen, pairs, options.token_base, progress);
+    const std::vector<size_t> at = widths_under(layers, pairs, options.bits);
     out->add("base", -1, -1, Side::key, {options.token_base ? 1.0f : 0.0f});
-    for (const Layer& l : layers) {
-        const Pair& pair = kPairs[l.front[l.at]];
-        out->add("bits", l.index, -1, Side::key, {float(pair.key), float(pair.value)});
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const LayerSensitivity& l = layers[i];
+        const WidthPair& pair = pairs[l.front[at[i]]];
+        out->add("bits", l.layer, -1, Side::key, {float(pair.key), float(pair.value)});
         // what was measured, for a reader: the errors of the pairs from 8/8 down to 2/2
-        out->add("errors", l.index, -1, Side::key, std::vector<float>(l.errors.begin(), l.errors.end()));
+        out->add("errors", l.layer, -1, Side::key, std::vector<float>(l.errors.begin(), l.errors.end()));
     }
     return {};
 }

@@ -35,6 +35,7 @@ void parallel(int32_t threads, int32_t n, const F& f) {
 struct StepLogits {
     std::vector<const float*> rows; // [scored], null where not scored
     std::vector<LogSum> sums;
+    std::vector<float> own; // rows that are kept nowhere else
 };
 
 struct Step {
@@ -69,6 +70,30 @@ public:
         for (int32_t i = 0; i < n; ++i) {
             if (step.wanted[size_t(i)]) out->rows[size_t(i)] = context.logits(i);
         }
+        return sum(out);
+    }
+
+    // The same from a window of kept logits, whose scored positions before this step are `first`.
+    Status recall(const KeptLogits& kept, int32_t window, int64_t first, const Step& step, StepLogits* out) const {
+        const size_t n = step.tokens.size(), vocabulary = size_t(model_.vocab_size());
+        out->rows.assign(n, nullptr);
+        out->sums.assign(n, {});
+        out->own.resize(n * vocabulary);
+        std::vector<int64_t> position(n);
+        for (size_t i = 0; i < n; ++i) {
+            position[i] = first;
+            if (!step.wanted[i]) continue;
+            out->rows[i] = out->own.data() + i * vocabulary;
+            ++first;
+        }
+        parallel(options_.threads, int32_t(n), [&](int32_t i) {
+            if (out->rows[size_t(i)]) kept.read(window, position[size_t(i)], out->own.data() + size_t(i) * vocabulary);
+        });
+        return sum(out);
+    }
+
+    Status sum(StepLogits* out) const {
+        const int32_t n = int32_t(out->rows.size());
         parallel(options_.threads, n, [&](int32_t i) {
             if (out->rows[size_t(i)]) out->sums[size_t(i)] = log_sum(out->rows[size_t(i)], model_.vocab_size());
         });
@@ -128,15 +153,23 @@ std::vector<Step> steps_of(const Model& model, const std::vector<std::vector<int
     return steps;
 }
 
-void finish(const Context& context, const std::optional<LengthBits>& lengths, int64_t tokens, WindowResult* result) {
+// Contexts whose true bits are worked out.
+std::vector<int64_t> lengths_of(const CompareOptions& options) {
+    if (options.context > 0) return {options.context};
+    return {std::begin(kCurve), std::end(kCurve)};
+}
+
+void finish(const Context& context, const CompareOptions& options, const std::optional<LengthBits>& lengths,
+            WindowResult* result) {
     const CacheReport now = report(context);
-    result->tokens = tokens;
+    result->tokens = options.window;
     result->seconds = context.seconds();
     result->cache_bytes = now.footprint.cache_bytes();
     result->bits = now.footprint.true_bits();
     result->bits_key = now.footprint.true_bits(0);
     result->bits_value = now.footprint.true_bits(1);
-    for (size_t i = 0; lengths && i < std::size(kCurve); ++i)
+    if (lengths && options.context > 0) result->bits_context = lengths->bits(0, *context.cache());
+    for (size_t i = 0; lengths && options.context == 0 && i < std::size(kCurve); ++i)
         result->curve[i] = lengths->bits(i, *context.cache());
     result->non_finite = now.footprint.non_finite;
     result->path = now.path;
@@ -185,7 +218,8 @@ Status validate(const CompareOptions& o, const std::vector<std::string>& names,
 }
 
 Status compare(const Model& model, const std::vector<std::vector<int32_t>>& texts, const CompareOptions& options,
-               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress) {
+               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress,
+               KeptLogits* kept) {
     const Runner runner(model, options);
     const int32_t all = options.all_windows();
     std::vector<int32_t> open_windows;
@@ -195,18 +229,23 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
     }
     if (open_windows.empty()) return {};
 
+    // Whether the reference itself goes through the model in window w.
+    const bool floor_asked = std::any_of(rows->begin(), rows->end(), [](const Row& r) { return r.spec == "floor"; });
+    const auto runs = [&](int32_t w) {
+        return floor_asked || !kept || !kept->has(w) || int32_t(rows->front().windows.size()) <= w;
+    };
+    const bool reference_runs = std::any_of(open_windows.begin(), open_windows.end(), runs);
     Context exact; // the f32 cache, for the floor
     std::vector<Context> contexts(rows->size());
     std::vector<std::optional<LengthBits>> lengths(rows->size());
     for (size_t r = 0; r < rows->size(); ++r) {
         const bool floor = (*rows)[r].spec == "floor";
         const std::string& spec = floor ? (*rows)[r].reference : (*rows)[r].spec;
-        if (r > 0 && int32_t((*rows)[r].windows.size()) >= all) continue;
+        if (r > 0 ? int32_t((*rows)[r].windows.size()) >= all : !reference_runs) continue;
         const int32_t layer = (*rows)[r].layer;
         if (Status bad = runner.open(spec, layer, floor ? &exact : &contexts[r]); !bad) return named(spec, bad);
         if (floor || layer >= 0) continue; // the same cache as row 0; of no use
-        Result<LengthBits> made =
-            LengthBits::make(contexts[r].cache()->shape(), spec, {std::begin(kCurve), std::end(kCurve)});
+        Result<LengthBits> made = LengthBits::make(contexts[r].cache()->shape(), spec, lengths_of(options));
         if (!made) return named(spec, made.status());
         lengths[r] = std::move(*made);
     }
@@ -225,6 +264,9 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
             done += double(step.tokens.size());
             if (progress) progress(fmt::format("window {} of {}", w + 1, all), done / total);
         };
+        const bool keep = kept && !kept->has(w);
+        if (keep) kept->begin(options.window - options.score_from, model.vocab_size());
+        int64_t scored = 0;
         for (const Step& step : steps_of(model, texts, options, w)) {
             StepLogits reference, other;
             for (size_t r = 0; r < rows->size(); ++r) {
@@ -235,24 +277,34 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
                     continue;
                 }
                 StepLogits& into = r == 0 ? reference : other;
+                if (r == 0 && !runs(w)) {
+                    if (Status bad = runner.recall(*kept, w, scored, step, &into); !bad) return bad;
+                    scored += std::count(step.wanted.begin(), step.wanted.end(), uint8_t(1));
+                    tick(step);
+                    continue;
+                }
                 if (Status bad = runner.advance(floor ? exact : contexts[r], step, &into); !bad) {
                     return named(floor ? row.reference : row.spec, bad);
                 }
-                if (r == 0)
+                if (r == 0) {
                     runner.score(step, reference, reference, &results[r]);
-                else if (floor)
+                    for (const float* row : into.rows)
+                        if (keep && row) kept->add(row);
+                } else if (floor) {
                     runner.score(step, other, reference, &results[r]);
-                else
+                } else {
                     runner.score(step, reference, other, &results[r]);
+                }
                 tick(step);
             }
         }
         for (size_t r = 0; r < rows->size(); ++r) {
             if (!is_open(r)) continue;
             const size_t own = (*rows)[r].spec == "floor" ? 0 : r;
-            finish(contexts[own], lengths[own], options.window, &results[r]);
+            finish(contexts[own], options, lengths[own], &results[r]);
             (*rows)[r].windows.push_back(std::move(results[r]));
         }
+        if (keep) kept->finish();
         if (Status bad = landed(); !bad) return bad;
     }
     return {};
@@ -293,6 +345,7 @@ RowSummary summarize(const Row& row, const Row& base) {
         out.bits += w.bits, out.bits_key += w.bits_key, out.bits_value += w.bits_value;
         for (size_t i = 0; i < out.curve.size(); ++i)
             out.curve[i] += w.curve[i];
+        out.bits_context += w.bits_context;
         out.non_finite += w.non_finite;
         out.path = w.path, out.isa = w.isa;
     }
@@ -302,6 +355,7 @@ RowSummary summarize(const Row& row, const Row& base) {
     out.bits /= n, out.bits_key /= n, out.bits_value /= n;
     for (double& bits : out.curve)
         bits /= n;
+    out.bits_context /= n;
     out.cache_bytes = int64_t(std::llround(bytes / n));
     const Summary loss = summarize(nll), divergence = summarize(kl);
     out.ppl = std::exp(loss.mean);

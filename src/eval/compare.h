@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eval/engine.h"
+#include "eval/kept.h"
 
 namespace kvmosaic::eval {
 
@@ -21,6 +22,7 @@ struct CompareOptions {
     int32_t ubatch = 128;            // tokens a step
     int32_t threads = 0;
     StepMode step = StepMode::decode;
+    int64_t context = 0; // true bits are told for it, in place of the curve, where it is set
     int32_t all_windows() const { return std::accumulate(windows.begin(), windows.end(), 0); }
 };
 
@@ -44,6 +46,7 @@ struct WindowResult {
     int64_t cache_bytes = 0;
     double bits = 0, bits_key = 0, bits_value = 0;
     BitsCurve curve = kNoCurve; // at kCurve; of a row of all layers
+    double bits_context = 0;    // at CompareOptions::context
     int64_t non_finite = 0;
     std::string path, isa;
 };
@@ -61,6 +64,7 @@ struct RowSummary {
     int64_t tokens = 0; // scored
     double bits = 0, bits_key = 0, bits_value = 0;
     BitsCurve curve{};
+    double bits_context = 0;
     int64_t cache_bytes = 0; // at the end of a window, mean over the windows
     // Perplexity by that of `base` on the same positions, NaN where it has none; its error is that of the pairs.
     double ppl_ratio = 0, ppl_ratio_error = 0;
@@ -84,8 +88,10 @@ Status validate(const CompareOptions& options, const std::vector<std::string>& n
                 const std::vector<std::vector<int32_t>>& texts, int32_t trained_context);
 
 // Fills the windows that `rows` do not have yet; a window that every row has is skipped. `landed` is called after each
-// finished window and may store the rows.
+// finished window and may store the rows. With `kept` the reference's logits are those kept there, and put there first
+// where a window has none yet.
 Status compare(const Model& model, const std::vector<std::vector<int32_t>>& texts, const CompareOptions& options,
-               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress);
+               std::vector<Row>* rows, const std::function<Status()>& landed, const Progress& progress,
+               KeptLogits* kept = nullptr);
 
 } // namespace kvmosaic::eval

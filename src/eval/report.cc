@@ -46,12 +46,23 @@ std::string html(const std::string& text) {
     std::string out;
     for (const char c : text) {
         switch (c) {
-        case '&': out += "&amp;"; break;
-        case '<': out += "&lt;"; break;
-        case '>': out += "&gt;"; break;
-        case '"': out += "&quot;"; break;
-        case '\'': out += "&#39;"; break;
-        default: out += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? ' ' : c;
+        case '&':
+            out += "&amp;";
+            break;
+        case '<':
+            out += "&lt;";
+            break;
+        case '>':
+            out += "&gt;";
+            break;
+        case '"':
+            out += "&quot;";
+            break;
+        case '\'':
+            out += "&#39;";
+            break;
+        default:
+            out += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? ' ' : c;
         }
     }
     return out;
@@ -83,7 +94,8 @@ std::string all_of(const std::vector<Json>& parts, const char* field) {
 // What must be equal for rows of two results to stand in one table.
 Json identity(const Json& r) {
     Json out = Json::array();
-    for (const char* field : {"model_sha256", "weights", "text_sha256", "window", "windows", "score_from", "ubatch", "step"})
+    for (const char* field :
+         {"model_sha256", "weights", "text_sha256", "window", "windows", "score_from", "ubatch", "step"})
         out.push_back(r.value(field, Json()));
     out.push_back(r.value("attend", Json("exact"))); // older results do not say it
     return out;
@@ -105,8 +117,9 @@ std::string origin(const Json& r, const std::vector<Json>& parts) {
     for (const Json& row : r["rows"])
         tokens = std::max(tokens, row.value("tokens", int64_t(0)));
     return fmt::format("{} tokens scored; model {} (SHA-256 {}), {} weights; commit {}; {}", number_of(tokens),
-                       std::filesystem::path(words(r, "model")).filename().string(), words(r, "model_sha256").substr(0, 16),
-                       words(r, "weights"), all_of(parts, "commit"), all_of(parts, "machine"));
+                       std::filesystem::path(words(r, "model")).filename().string(),
+                       words(r, "model_sha256").substr(0, 16), words(r, "weights"), all_of(parts, "commit"),
+                       all_of(parts, "machine"));
 }
 
 std::string head(const Json& r, const std::vector<Json>& parts) {
@@ -119,8 +132,9 @@ std::string head(const Json& r, const std::vector<Json>& parts) {
     line("weights", html(words(r, "weights")));
     if (r.contains("texts")) {
         for (const Json& text : r["texts"]) {
-            line("text", fmt::format("{}, {} {} <code>{}</code>", html(words(text, "text")), text.value("windows", 0),
-                                     text.value("windows", 0) == 1 ? "window" : "windows", html(words(text, "sha256"))));
+            line("text",
+                 fmt::format("{}, {} {} <code>{}</code>", html(words(text, "text")), text.value("windows", 0),
+                             text.value("windows", 0) == 1 ? "window" : "windows", html(words(text, "sha256"))));
         }
     } else {
         line("text", html(words(r, "text")) + " " + code(words(r, "text_sha256")));
@@ -147,13 +161,16 @@ struct Column {
 
 const std::vector<Column>& columns() {
     const auto fixed = [](const char* field, int digits, double factor) {
-        return [=](const Json& row) { return words(row, "spec") == "floor" ? "" : shown(number(row, field) * factor, digits); };
+        return [=](const Json& row) {
+            return words(row, "spec") == "floor" ? "" : shown(number(row, field) * factor, digits);
+        };
     };
     const auto kl = [](const char* field, bool error) {
         return [=](const Json& row) -> std::string {
             if (words(row, "spec") == "f16") return error ? "reference" : "";
             const double spread = number(row, "kl_error");
-            return kl_text(number(row, field)) + (error && std::isfinite(spread) ? fmt::format(" ± {:.1g}", spread) : "");
+            return kl_text(number(row, field)) +
+                   (error && std::isfinite(spread) ? fmt::format(" ± {:.1g}", spread) : "");
         };
     };
     static const std::vector<Column> all{
@@ -168,7 +185,8 @@ const std::vector<Column>& columns() {
         {"ratio", fixed("ppl_ratio", 4, 1)},
         {"KL mean", kl("kl_mean", true)},
         {"KL p99", kl("kl_p99", false)},
-        {"top-1 %", [](const Json& row) { return words(row, "spec") == "f16" ? "" : shown(100 * number(row, "top1"), 2); }},
+        {"top-1 %",
+         [](const Json& row) { return words(row, "spec") == "f16" ? "" : shown(100 * number(row, "top1"), 2); }},
         {"tok/s", fixed("prefill_tok_s", 1, 1)},
         {"read", [](const Json& row) { return words(row, "spec") == "floor" ? "" : html(words(row, "path")); }, true}};
     return all;
@@ -192,20 +210,25 @@ std::string table(const Json& r, const std::vector<Json>& parts) {
         const bool floor = spec == "floor", cache = next < caches.size() && caches[next] == row;
         const bool best = cache && front[next];
         next += cache;
-        out += fmt::format("<tr{}><td class=\"left\">{}</td>",
-                           floor || spec == "f16" ? " class=\"reference\"" : best ? " class=\"front\"" : "",
-                           floor ? "floor: f16 against f32" : "<code>" + html(spec) + "</code>" + (best ? " \u25c6" : ""));
+        out +=
+            fmt::format("<tr{}><td class=\"left\">{}</td>",
+                        floor || spec == "f16" ? " class=\"reference\""
+                        : best                 ? " class=\"front\""
+                                               : "",
+                        floor ? "floor: f16 against f32" : "<code>" + html(spec) + "</code>" + (best ? " \u25c6" : ""));
         for (const Column* column : kept)
             out += fmt::format("<td{}>{}</td>", column->left ? " class=\"left\"" : "", column->cell(row));
         out += "</tr>\n";
     }
-    return out + fmt::format("</tbody>\n<caption>{}. \u25c6 and bold: no other row has as few bits and as little KL. ± is one "
-                             "standard error.</caption></table></div>\n",
-                             html(origin(r, parts)));
+    return out + fmt::format(
+                     "</tbody>\n<caption>{}. \u25c6 and bold: no other row has as few bits and as little KL. ± is one "
+                     "standard error.</caption></table></div>\n",
+                     html(origin(r, parts)));
 }
 
 std::string figure(const std::string& title, const std::string& svg, const std::string& caption) {
-    return fmt::format("<h3>{}</h3>\n<figure>{}<figcaption>{}</figcaption></figure>\n", html(title), svg, html(caption));
+    return fmt::format("<h3>{}</h3>\n<figure>{}<figcaption>{}</figcaption></figure>\n", html(title), svg,
+                       html(caption));
 }
 
 std::string left_out(const Json& r) {
@@ -230,28 +253,36 @@ Result<std::string> section(const Json& r, size_t index) {
     const Json layers = r.value("layers", Json::object()), heat = r.value("heat", Json::object());
     std::vector<Plot> plots;
     plots.push_back({"pareto", "Quality against size", pareto_plot(name("pareto"), {r}, {result_name(r)}),
-                     "Down and to the left is better. Each mark is a cache, its label what of its spec is not default; bars are one "
-                     "standard error. The dashed line is the best mean KL that any of these caches has at no more than so many bits."});
+                     "Down and to the left is better. Each mark is a cache, its label what of its spec is not default; "
+                     "bars are one "
+                     "standard error. The dashed line is the best mean KL that any of these caches has at no more than "
+                     "so many bits."});
     plots.push_back({"position", "KL by position in the window", position_plot(name("position"), r),
-                     "Mean over the windows in equal parts of the scored positions. A cache that gets worse with the context rises." +
+                     "Mean over the windows in equal parts of the scored positions. A cache that gets worse with the "
+                     "context rises." +
                          left_out(r)});
-    plots.push_back({"layers", "KL by layer", layer_plot(name("layers"), r),
-                     fmt::format("Each layer alone has the cache, all others f16: {} {} of {} tokens.", layers.value("windows", 0),
-                                 layers.value("windows", 0) == 1 ? "window" : "windows", number_of(layers.value("window", 0)))});
+    plots.push_back(
+        {"layers", "KL by layer", layer_plot(name("layers"), r),
+         fmt::format("Each layer alone has the cache, all others f16: {} {} of {} tokens.", layers.value("windows", 0),
+                     layers.value("windows", 0) == 1 ? "window" : "windows", number_of(layers.value("window", 0)))});
     plots.push_back({"length", "Bits against context length", length_plot(name("length"), r),
-                     "True bits of a sequence of that length, raw windows and tables included. Pages whose tiers depend on the data "
+                     "True bits of a sequence of that length, raw windows and tables included. Pages whose tiers "
+                     "depend on the data "
                      "have the mean size that they had in the windows measured." +
                          left_out(r)});
-    plots.push_back({"memory", "Memory and speed", memory_plot(name("memory"), r),
-                     "Speed: tokens of the windows by the time the model took for them on this machine, beside other work; ratios "
-                     "of one run, not absolute claims."});
-    plots.push_back({"heat", "Channels of one head", heat_plot(name("heat"), heat),
-                     heat.empty() ? ""
-                                  : fmt::format("Layer {}, KV head {}, keys after RoPE, {} tokens from the start of the first text; a "
-                                                "row is a page of 128 tokens. Rank correlation of range and mean |q| over the channels: "
-                                                "{:.2f}. Caches with one width for all channels are not drawn.",
-                                                heat.value("layer", 0), heat.value("kv_head", 0),
-                                                number_of(heat.value("tokens", 0)), heat.value("spearman", 0.0))});
+    plots.push_back(
+        {"memory", "Memory and speed", memory_plot(name("memory"), r),
+         "Speed: tokens of the windows by the time the model took for them on this machine, beside other work; ratios "
+         "of one run, not absolute claims."});
+    plots.push_back(
+        {"heat", "Channels of one head", heat_plot(name("heat"), heat),
+         heat.empty()
+             ? ""
+             : fmt::format("Layer {}, KV head {}, keys after RoPE, {} tokens from the start of the first text; a "
+                           "row is a page of 128 tokens. Rank correlation of range and mean |q| over the channels: "
+                           "{:.2f}. Caches with one width for all channels are not drawn.",
+                           heat.value("layer", 0), heat.value("kv_head", 0), number_of(heat.value("tokens", 0)),
+                           heat.value("spearman", 0.0))});
     std::vector<std::string> missing;
     for (const Plot& plot : plots) {
         if (!plot.svg) return plot.svg.status();
@@ -261,7 +292,8 @@ Result<std::string> section(const Json& r, size_t index) {
             out += figure(plot.title, *plot.svg, plot.caption);
     }
     if (!missing.empty())
-        out += fmt::format("<p class=\"note\">Not in this result: {}.</p>\n", html(fmt::format("{}", fmt::join(missing, ", "))));
+        out += fmt::format("<p class=\"note\">Not in this result: {}.</p>\n",
+                           html(fmt::format("{}", fmt::join(missing, ", "))));
     return out + "</section>\n";
 }
 
@@ -271,13 +303,15 @@ Status check_result(const Json& r) {
     const auto wrong = [](const std::string& text) { return Status(StatusCode::invalid_argument, text); };
     if (!r.is_object()) return wrong("is not a JSON object");
     for (const char* field : {"model", "model_sha256", "text", "weights"})
-        if (words(r, field).empty()) return wrong(fmt::format("has no text in the field '{}', as results of compare have", field));
+        if (words(r, field).empty())
+            return wrong(fmt::format("has no text in the field '{}', as results of compare have", field));
     if (!r.contains("rows") || !r["rows"].is_array()) return wrong("has no list 'rows', as results of compare have");
     for (const Json& row : r["rows"]) {
         if (!row.is_object() || words(row, "spec").empty()) return wrong("has a row without 'spec'");
         for (const char* field : {"tokens", "true_bits", "kl_mean"}) {
             if (!row.contains(field) || !row[field].is_number())
-                return wrong(fmt::format("row '{}' has no number '{}', as results of compare have", words(row, "spec"), field));
+                return wrong(
+                    fmt::format("row '{}' has no number '{}', as results of compare have", words(row, "spec"), field));
         }
     }
     return {};
@@ -286,7 +320,8 @@ Status check_result(const Json& r) {
 std::vector<Json> join_results(const std::vector<Json>& results) {
     std::vector<Json> out;
     for (const Json& r : results) {
-        const auto same = std::find_if(out.begin(), out.end(), [&](const Json& o) { return identity(o) == identity(r); });
+        const auto same =
+            std::find_if(out.begin(), out.end(), [&](const Json& o) { return identity(o) == identity(r); });
         if (same == out.end()) {
             out.push_back(r);
             continue;
@@ -301,9 +336,12 @@ std::vector<Json> join_results(const std::vector<Json>& results) {
         part.erase("rows"), part.erase("layers"), part.erase("heat");
         to["parts"].push_back(std::move(part));
         const auto add = [](Json& rows, const Json& more) {
-            const auto name = [](const Json& row) { return words(row, "spec") == "floor" ? "floor" : row.value("canonical", words(row, "spec")); };
+            const auto name = [](const Json& row) {
+                return words(row, "spec") == "floor" ? "floor" : row.value("canonical", words(row, "spec"));
+            };
             for (const Json& row : more) {
-                if (std::none_of(rows.begin(), rows.end(), [&](const Json& own) { return name(own) == name(row); })) rows.push_back(row);
+                if (std::none_of(rows.begin(), rows.end(), [&](const Json& own) { return name(own) == name(row); }))
+                    rows.push_back(row);
             }
         };
         add(to["rows"], r["rows"]);
@@ -338,21 +376,27 @@ Result<std::string> html_report(const std::vector<Json>& results) {
     for (const Json& r : results)
         names.push_back(result_name(r));
     const std::string title = results.size() == 1 ? names.front() : fmt::format("{} results", results.size());
-    std::string out = fmt::format("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n<meta name=\"viewport\" "
-                                  "content=\"width=device-width, initial-scale=1\" />\n<title>kvmosaic: {}</title>\n<style>{}</style>\n"
-                                  "</head>\n<body>\n<h1>What K/V caches cost and lose</h1>\n",
-                                  html(title), kStyle);
-    out += "<p>Each cache reads the same text as an f16 cache does and predicts every next token. <b>True bits</b> are all bytes that "
-           "hold the tokens by the values they stand for: codes, scales, offsets, maps, padding and raw windows. <b>KL</b> is the "
-           "divergence, in nats, of a cache's prediction from that of the f16 cache, mean over the tokens scored; <b>top-1</b> is how "
-           "often both name the same token. The <b>floor</b> is the f16 cache against an f32 cache: differences of that size are "
+    std::string out = fmt::format(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n<meta name=\"viewport\" "
+        "content=\"width=device-width, initial-scale=1\" />\n<title>kvmosaic: {}</title>\n<style>{}</style>\n"
+        "</head>\n<body>\n<h1>What K/V caches cost and lose</h1>\n",
+        html(title), kStyle);
+    out += "<p>Each cache reads the same text as an f16 cache does and predicts every next token. <b>True bits</b> are "
+           "all bytes that "
+           "hold the tokens by the values they stand for: codes, scales, offsets, maps, padding and raw windows. "
+           "<b>KL</b> is the "
+           "divergence, in nats, of a cache's prediction from that of the f16 cache, mean over the tokens scored; "
+           "<b>top-1</b> is how "
+           "often both name the same token. The <b>floor</b> is the f16 cache against an f32 cache: differences of "
+           "that size are "
            "rounding.</p>\n";
     if (results.size() > 1) {
         const Result<std::string> all = pareto_plot("all", results, names);
         if (!all) return all.status();
         if (!all->empty()) {
-            out += figure("All results", *all, "A mark for each cache of each result, labelled where it is on its result's front. KL of "
-                                               "different models or texts have different references; compare shapes, not heights.");
+            out += figure("All results", *all,
+                          "A mark for each cache of each result, labelled where it is on its result's front. KL of "
+                          "different models or texts have different references; compare shapes, not heights.");
         }
     }
     for (size_t i = 0; i < results.size(); ++i) {

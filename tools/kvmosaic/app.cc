@@ -121,8 +121,9 @@ void set_command_line(int argc, const char* const* argv) {
     line = "kvmosaic";
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i];
-        const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                                   "0123456789-_=:,./+@%") == std::string::npos;
+        const bool plain =
+            !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                    "0123456789-_=:,./+@%") == std::string::npos;
         line += ' ';
         if (plain) {
             line += word;
@@ -148,6 +149,16 @@ std::string program_folder() {
     std::error_code ec;
     const auto path = std::filesystem::read_symlink("/proc/self/exe", ec);
     return ec ? std::string("./") : path.parent_path().string() + "/";
+}
+
+std::string find_script(const std::string& verb, const std::string& path) {
+    const std::string name = std::filesystem::path(path).filename().string();
+    const std::vector<std::string> places{program_folder() + "../share/kvmosaic/" + name,
+                                          std::string(KVMOSAIC_SOURCE_DIR) + "/" + path};
+    for (const std::string& place : places) {
+        if (eval::exists(place)) return place;
+    }
+    fail("{}: the script {} is missing; it was looked for at {}", verb, name, fmt::join(places, " and "));
 }
 
 void check_new_file(const std::string& option, const std::string& target, bool force) {

@@ -94,6 +94,9 @@ std::string take_text(const std::string& prompt, bool has_prompt, const std::str
 // Folder of the running program, with a slash at its end.
 std::string program_folder();
 
+// A script that a verb runs: beside an installed program, or at `path` of the source tree that it was built from.
+std::string find_script(const std::string& verb, const std::string& path);
+
 // Prints JSON to standard output for "-", else writes a file that did not exist (or may be replaced with `force`).
 void write_json(const std::string& target, const std::string& text, bool force);
 // The refusal alone, before work begins.
@@ -116,6 +119,7 @@ void add_devices(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_calibrate(CLI::App& app);
+void add_tune(CLI::App& app);
 void add_passkey(CLI::App& eval);
 void add_component(CLI::App& eval);
 void add_channels(CLI::App& eval);

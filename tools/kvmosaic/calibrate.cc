@@ -69,7 +69,7 @@ void add_calibrate(CLI::App& app) {
         "  kvmosaic compare -m tiny -f text.txt --cache kvquant:calib=tiny.kvquant\n"
         "The same text and model give the same file. Calibrate on another text than the one you evaluate on.\n"
         "kvtuner: widths are chosen by the error of each layer's attention output, steepest descent under the\n"
-        "cap; the paper's search over clusters of layers by accuracy of a task (NSGA-II) is not part of it.");
+        "cap; the search over clusters of layers is kvmosaic tune --method kvtuner.");
     verb->callback([o, bits, base] { calibrate(*o, bits->count() > 0, base->count() > 0); });
 }
 

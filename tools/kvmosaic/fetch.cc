@@ -7,23 +7,11 @@
 
 #include <unistd.h>
 
-#include "eval/files.h"
 #include "kvmosaic/app.h"
 
 namespace kvmosaic::tool {
 
 namespace {
-
-// Beside an installed program, or in the source tree that it was built from.
-std::string find_script() {
-    const std::string here = program_folder();
-    const std::vector<std::string> places{here + "../share/kvmosaic/fetch_model.py",
-                                          std::string(KVMOSAIC_SOURCE_DIR) + "/scripts/fetch_model.py"};
-    for (const std::string& place : places) {
-        if (eval::exists(place)) return place;
-    }
-    fail("fetch: the script fetch_model.py is missing; it was looked for at {}", fmt::join(places, " and "));
-}
 
 [[noreturn]] void become(std::vector<std::string> words) {
     std::vector<char*> arguments;
@@ -56,7 +44,7 @@ void add_fetch(CLI::App& app) {
         if (!o->list && std::find(names.begin(), names.end(), o->name) == names.end()) {
             bad_usage("fetch {}: no such model; one of {}", o->name, fmt::join(names, ", "));
         }
-        std::vector<std::string> words{"python3", find_script()};
+        std::vector<std::string> words{"python3", find_script("fetch", "scripts/fetch_model.py")};
         if (o->list)
             words.push_back("--list");
         else

@@ -36,6 +36,7 @@ int program(int argc, char** argv) {
     add_report(app);
     add_eval(app);
     add_calibrate(app);
+    add_tune(app);
     add_bench(app);
     add_inspect(app);
     add_methods(app);
@@ -56,7 +57,7 @@ int program(int argc, char** argv) {
         return say(kBadUsage, std::string(bad.what()) + " (see kvmosaic --help)");
     } catch (const Failure& bad) {
         std::fflush(stdout);
-        return say(bad.code, bad.message);
+        return bad.message.empty() ? bad.code : say(bad.code, bad.message); // empty: a process of ours has said it
     } catch (const std::exception& bad) {
         std::fflush(stdout);
         return say(kFailed, bad.what());
