@@ -67,7 +67,7 @@ int kvmosaic_loop_create(const char* spec, int layers, int heads, int kv_heads, 
                          void** out, char* error, int room) {
     auto loop = std::make_unique<Loop>();
     loop->shape.layers.assign(size_t(layers), {heads, kv_heads, dim, dim, {}});
-    auto cache = device::DeviceCache::create(loop->shape, spec, {slots, max_rows});
+    auto cache = device::DeviceCache::create(loop->shape, spec, {slots, max_rows, 0.0, 1});
     if (!cache) return refuse(cache.status().message(), error, room);
     loop->cache = std::move(*cache);
     auto method = open_method(spec);

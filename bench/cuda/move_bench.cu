@@ -58,7 +58,7 @@ void move_bench(const Options& options) {
         if (!cache) continue;
         const int all = std::max(1, int(std::thread::hardware_concurrency()));
         for (const int threads : {1, all}) {
-            auto moved = device::DeviceCache::create(shape, spec, {1, kRows, 0.0, threads});
+            auto moved = device::DeviceCache::create(shape, spec, {1, kRows, 0.0, kPageTokens, threads});
             if (!moved) {
                 std::fprintf(stderr, "move %s: %s\n", spec.c_str(), moved.status().message().c_str());
                 continue;

@@ -25,7 +25,8 @@ struct DeviceCacheOptions {
     // Tiered stores whose ladders depend on the data: bits a value that the pool has room for, over all pages of a
     // side; 0: the worst ladder. Other pages have a fixed size and always find room.
     double expected_bits = 0.0;
-    int32_t threads = 1; // that change the byte order of pages in a move, 1..256
+    int32_t step_rows = 128; // most new rows of a sequence in one step, 1..128: raw rows have room for them
+    int32_t threads = 1;     // that change the byte order of pages in a move, 1..256
 };
 
 class DeviceCache {

@@ -49,6 +49,8 @@ Result<std::unique_ptr<DeviceCache>> DeviceCache::create(const ModelShape& shape
         return outside("max_rows", std::to_string(options.max_rows), "1 to " + std::to_string(kMostRows));
     if (!(options.expected_bits >= 0.0 && options.expected_bits <= 32.0))
         return outside("expected_bits", std::to_string(options.expected_bits), "0 to 32");
+    if (options.step_rows < 1 || options.step_rows > kPageTokens)
+        return outside("step_rows", std::to_string(options.step_rows), "1 to " + std::to_string(kPageTokens));
     if (options.threads < 1 || options.threads > kMostThreads)
         return outside("threads", std::to_string(options.threads), "1 to " + std::to_string(kMostThreads));
     auto impl = std::make_unique<Impl>();
@@ -114,7 +116,7 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
     const int64_t heads = int64_t(options.slots) * kv_heads(layer);
     const int64_t beyond = std::max<int64_t>(options.max_rows - w.front, 1);
     // A step's rows come before what they push out is packed.
-    const int64_t raw = std::max<int64_t>(int64_t(w.keep) + w.flush, w.first) + kPageTokens;
+    const int64_t raw = std::max<int64_t>(int64_t(w.keep) + w.flush, w.first) - 1 + options.step_rows;
     s.memory.front.capacity = int32_t(round_up(std::max(w.front, 1), kFrontStep));
     s.memory.recent.capacity = int32_t(round_up(s.packs ? std::min(raw, beyond) : beyond, kPageTokens));
     const auto rows_of = [&](RawRows* rows) {

@@ -35,7 +35,8 @@ struct Pair { // the same sequences on both sides
     Pair(const std::string& spec, const std::vector<int64_t>& lengths, int64_t most, double bits = 0.0)
         : rows(lengths) {
         cache = test::make(shape, spec);
-        auto made = device::DeviceCache::create(shape, cache->method().spec(), {int32_t(lengths.size()), most, bits});
+        auto made =
+            device::DeviceCache::create(shape, cache->method().spec(), {int32_t(lengths.size()), most, bits, 1});
         EXPECT_TRUE(made.ok()) << made.status().message();
         moved = std::move(*made);
         for (size_t s = 0; s < lengths.size(); ++s) {

@@ -63,7 +63,7 @@ void grow(Cache& cache, const Text& text, int64_t from, int64_t n, SeqId seq) {
 
 std::unique_ptr<device::DeviceCache> on_device(const Cache& cache, HostMemory* memory, int32_t slots, int64_t rows,
                                                double bits = 0.0) {
-    auto made = device::DeviceCache::create(cache.shape(), cache.method().spec(), {slots, rows, bits, 2}, memory);
+    auto made = device::DeviceCache::create(cache.shape(), cache.method().spec(), {slots, rows, bits, 1, 2}, memory);
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? std::move(*made) : nullptr;
 }
@@ -201,7 +201,8 @@ TEST(DeviceCache, RefusesByName) {
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 0, 0}).find("max_rows = 0: must be 1 to"));
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, -1}).find("expected_bits"));
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, std::nan("")}).find("expected_bits"));
-    EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 0}).find("threads = 0: must be 1 to"));
+    EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 129}).find("step_rows = 129: must be 1 to"));
+    EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 1, 0}).find("threads = 0: must be 1 to"));
     EXPECT_NE(std::string::npos, create("f32", {1, 10, 0}).find("f16 or bf16"));
     EXPECT_NE(std::string::npos, create("nothing", {1, 10, 0}).find("nothing"));
     memory.limit = memory.used + 10000;
