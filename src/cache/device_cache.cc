@@ -117,7 +117,7 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
     const int64_t beyond = std::max<int64_t>(options.max_rows - w.front, 1);
     // A step's rows come before what they push out is packed.
     const int64_t raw = std::max<int64_t>(int64_t(w.keep) + w.flush, w.first) - 1 + options.step_rows;
-    s.memory.front.capacity = int32_t(round_up(std::max(w.front, 1), kFrontStep));
+    s.memory.front.capacity = int32_t(round_up(w.front, kFrontStep));
     s.memory.recent.capacity = int32_t(round_up(s.packs ? std::min(raw, beyond) : beyond, kPageTokens));
     const auto rows_of = [&](RawRows* rows) {
         uint16_t* at = nullptr;
