@@ -288,8 +288,8 @@ Status compare(const Model& model, const std::vector<std::vector<int32_t>>& text
                 }
                 if (r == 0) {
                     runner.score(step, reference, reference, &results[r]);
-                    for (const float* row : into.rows)
-                        if (keep && row) kept->add(row);
+                    for (const float* logits : into.rows)
+                        if (keep && logits) kept->add(logits);
                 } else if (floor) {
                     runner.score(step, other, reference, &results[r]);
                 } else {

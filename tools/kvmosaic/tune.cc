@@ -3,8 +3,11 @@
 
 #include <memory>
 
+#include "eval/build.h"
+#include "eval/gnuplot.h"
 #include "eval/texts.h"
 #include "eval/tune_layers.h"
+#include "eval/tune_plot.h"
 #include "eval/tune_report.h"
 
 namespace kvmosaic::tool {
@@ -36,6 +39,7 @@ ordered_json head_of(const TuneOptions& o, const eval::TunedMethod& method, cons
             {"weights", prepared.weights},
             {"machine", eval::machine_name()},
             {"version", KVMOSAIC_VERSION},
+            {"commit", eval::build_commit()},
             {"text", text.name},
             {"text_sha256", text.sha256},
             {"window", measure.window},
@@ -138,11 +142,12 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     const ordered_json& head = study.head;
     const eval::Trial& chosen = study.trials[result.chosen];
     if (o.json != "-") {
-        fmt::print("{} of {} ({} weights), {} tokens of {} scored: {} settings by {}, {} on the front\n{}",
-                   head.at("method").get<std::string>(), head.at("model").get<std::string>(),
-                   head.at("weights").get<std::string>(), chosen.search.tokens, head.at("text").get<std::string>(),
-                   result.trials.size(), head.at("sampler").get<std::string>(), result.front.size(),
-                   eval::to_table(study, result));
+        fmt::print(
+            "{} (SHA-256 {}, {} weights)\n{}\n{} on {}, {} tokens scored: {} settings by {}, {} on the front\n{}",
+            head.at("model").get<std::string>(), head.at("model_sha256").get<std::string>().substr(0, 16),
+            head.at("weights").get<std::string>(), build_text(), head.at("method").get<std::string>(),
+            head.at("text").get<std::string>(), chosen.search.tokens, result.trials.size(),
+            head.at("sampler").get<std::string>(), result.front.size(), eval::to_table(study, result));
         if (!elsewhere.id.empty())
             fmt::print("the same on {}, which the search did not see:\n{}", elsewhere.name,
                        eval::elsewhere_table(study, result, elsewhere));
@@ -159,6 +164,7 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     if (o.json.empty()) return;
     ordered_json out = eval::to_json(study, result, elsewhere);
     out["use"] = spec;
+    out["command"] = command_line();
     write_json(o.json, out.dump(2), o.force);
 }
 
@@ -171,6 +177,8 @@ void tune(const TuneOptions& o) {
             bad_usage("-o: what is found for kvtuner is a calibration file; name it");
         check_new_file("-o", o.out, o.force);
         check_new_file("--json", o.json, o.force);
+        check_new_file("--plot", o.plot, o.force);
+        if (!o.plot.empty()) check(eval::check_gnuplot());
         check_new_file("--study", o.study, true); // may exist, but its folder must
         if (python && o.text == "-") bad_usage("-f -: with --sampler {} the text must be a file", o.sampler);
         if (python) find_optuna(o);
@@ -195,6 +203,7 @@ void tune(const TuneOptions& o) {
     if (!o.holdout.empty()) elsewhere = measure_elsewhere(o, method, *prepared, other, result, &study);
     const std::string spec =
         write_chosen(o, method, prepared ? &*prepared : nullptr, study, study.trials[result.chosen]);
+    if (!o.plot.empty()) check(eval::write_file(o.plot, take(eval::tune_plot(study, result, elsewhere)) + "\n"));
     say_results(o, study, result, elsewhere, spec);
 }
 
@@ -240,7 +249,8 @@ void add_tune(CLI::App& app) {
     verb->add_option("--kl", o->kl, "choose the fewest bits at no more than this KL");
     verb->add_option("-o,--output", o->out, "the chosen spec; for kvtuner the calibration file");
     verb->add_option("--json", o->json, "all settings into a file (-: standard output, without the table)");
-    verb->add_flag("--force", o->force, "replace existing files of -o and --json");
+    verb->add_option("--plot", o->plot, "the front as SVG into a file (needs gnuplot)");
+    verb->add_flag("--force", o->force, "replace existing files of -o, --json and --plot");
     verb->add_option("--serve", o->serve)->group(""); // for the script that Optuna runs in
     add_weights(verb, &o->weights);
     add_common(verb, &o->common);

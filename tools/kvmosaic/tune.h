@@ -11,7 +11,7 @@
 namespace kvmosaic::tool {
 
 struct TuneOptions {
-    std::string model, weights, text, sampler = "tpe", study, out, json, holdout, serve;
+    std::string model, weights, text, sampler = "tpe", study, out, json, plot, holdout, serve;
     eval::TuneWish wish;
     int trials = 30, seed = 1, window = 2048, windows = 1, score_from = 256, ubatch = 128, groups = 8;
     int holdout_windows = 0; // 0: as many as the text has

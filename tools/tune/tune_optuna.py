@@ -49,10 +49,11 @@ def known_start(values, space):
     return {one["name"]: value if "choices" in one else float(value) for one, value in zip(space, values)}
 
 
-def sampler_of(optuna, name, seed, trials):
+def sampler_of(optuna, name, seed):
+    # Nothing here depends on the number of trials, so a search with more of them begins with the same ones.
     if name == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=min(10, max(1, trials // 3)))
-    return optuna.samplers.NSGAIISampler(seed=seed, population_size=max(4, trials // 5))
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=10)
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
 
 
 def search(optuna, server, name, seed, trials):
@@ -60,7 +61,7 @@ def search(optuna, server, name, seed, trials):
     if opened is None:
         return
     space = opened["space"]
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler_of(optuna, name, seed, trials))
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler_of(optuna, name, seed))
     starts = opened["defaults"]
     for values in starts:
         study.enqueue_trial(known_start(values, space))

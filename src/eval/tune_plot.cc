@@ -1,0 +1,97 @@
+#include "eval/tune_plot.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "eval/gnuplot.h"
+#include "eval/labels.h"
+
+namespace kvmosaic::eval {
+
+namespace {
+
+constexpr double kWidth = 880, kHeight = 520, kLeft = 0.1, kRight = 0.97, kBottom = 0.12, kTop = 0.97;
+
+struct Ranges {
+    double x0 = INFINITY, x1 = 0, y0 = INFINITY, y1 = 0;
+    void add(const Measured& m) {
+        if (!(m.bits > 0) || !(m.kl > 0)) return;
+        x0 = std::min(x0, m.bits), x1 = std::max(x1, m.bits), y0 = std::min(y0, m.kl), y1 = std::max(y1, m.kl);
+    }
+    double px(double x) const { return std::log(x / x0) / std::log(x1 / x0) * (kRight - kLeft) * kWidth; }
+    double py(double y) const { return std::log(y / y0) / std::log(y1 / y0) * (kTop - kBottom) * kHeight; }
+};
+
+std::string block(const std::string& name, const std::vector<const Measured*>& points) {
+    std::string out = fmt::format("${} << EOD\n", name);
+    for (const Measured* m : points)
+        if (m->bits > 0 && m->kl > 0) out += fmt::format("{:.8g} {:.8g}\n", m->bits, m->kl);
+    return out + "EOD\n";
+}
+
+} // namespace
+
+Result<std::string> tune_plot(const Study& study, const TuneResult& result, const Elsewhere& elsewhere) {
+    std::vector<const Measured*> all, front, defaults, there, theirs;
+    Ranges r;
+    for (const size_t i : result.trials) {
+        const Trial& t = study.trials[i];
+        const bool on_front = std::find(result.front.begin(), result.front.end(), i) != result.front.end();
+        if (!t.label.empty())
+            defaults.push_back(&t.search);
+        else if (!on_front)
+            all.push_back(&t.search);
+        r.add(t.search);
+    }
+    for (const size_t i : result.front)
+        front.push_back(&study.trials[i].search);
+    for (const auto& [indices, into] : {std::pair(&result.front, &there), std::pair(&result.defaults, &theirs)}) {
+        for (const size_t i : *indices) {
+            const Measured* m = study.trials[i].on(elsewhere.id);
+            if (!m) continue;
+            into->push_back(m);
+            r.add(*m);
+        }
+    }
+    if (!(r.x1 > 0)) return Status(StatusCode::invalid_argument, "nothing of this search can be drawn");
+    r.x0 *= 0.95, r.x1 *= 1.06, r.y0 /= 1.8, r.y1 *= 1.8;
+
+    std::vector<Label> labels; // numbers of trials, as in the table; names of defaults
+    for (const size_t i : result.front)
+        labels.push_back({r.px(study.trials[i].search.bits), r.py(study.trials[i].search.kl), fmt::format("{}", i)});
+    for (const size_t i : result.defaults)
+        labels.push_back({r.px(study.trials[i].search.bits), r.py(study.trials[i].search.kl),
+                          fmt::format("{}: {}", i, name_of(study.trials[i], study.head))});
+    const double inner_width = (kRight - kLeft) * kWidth, inner_height = (kTop - kBottom) * kHeight;
+    place_labels(&labels, inner_width, inner_height, 12, {{0.62 * inner_width, inner_width, inner_height - 110, inner_height}});
+
+    std::string script = "set border 3 lw 0.8 lc rgb '#444444'\nset tics nomirror out scale 0.6\n"
+                         "set grid lc rgb '#dddddd' lw 0.6 dt 1\nset format y '%g'\nset logscale xy\n"
+                         "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,10,12,16)\nset key top right samplen 1.6 width -4\n";
+    script += fmt::format("set lmargin at screen {}\nset rmargin at screen {}\nset bmargin at screen {}\nset tmargin at "
+                          "screen {}\n",
+                          kLeft, kRight, kBottom, kTop);
+    script += fmt::format("set xrange [{:.6g}:{:.6g}]\nset yrange [{:.6g}:{:.6g}]\n", r.x0, r.x1, r.y0, r.y1);
+    script += fmt::format("set xlabel 'true bits per value at {} tokens, windows and all metadata in (log scale)'\nset "
+                          "ylabel 'mean KL against the f16 cache, nats (log scale)' offset 1,0\n",
+                          study.head.at("context").get<int64_t>());
+    for (const Label& l : labels)
+        script += fmt::format("set label {} at graph {:.5f}, graph {:.5f} center font ',12'\n", gnuplot_text(l.text),
+                              l.at_x / inner_width, l.at_y / inner_height);
+    script += block("all", all) + block("front", front) + block("defaults", defaults);
+    std::string plots = "plot $all using 1:2 with points pt 7 ps 0.45 lc rgb '#999999' title 'settings tried', "
+                        "$front using 1:2 with linespoints pt 7 ps 0.7 lw 1.6 lc rgb '#0072B2' title 'front', "
+                        "$defaults using 1:2 with points pt 5 ps 0.9 lc rgb '#D55E00' title 'defaults'";
+    if (!there.empty()) {
+        script += block("there", there) + block("theirs", theirs);
+        plots += fmt::format(", $there using 1:2 with linespoints pt 6 ps 0.7 lw 1.2 dt 2 lc rgb '#009E73' title {0}, "
+                             "$theirs using 1:2 with points pt 4 ps 0.9 lc rgb '#D55E00' title {1}",
+                             gnuplot_text("the same settings on the other text"),
+                             gnuplot_text("defaults on the other text"));
+    }
+    return draw_svg("tune", int(kWidth), int(kHeight), script + plots + "\n");
+}
+
+} // namespace kvmosaic::eval
