@@ -53,8 +53,7 @@ int64_t add_queries(const Capture& seen, int32_t layer, int32_t head, int64_t fi
     const LayerShape& l = seen.shape.layers[size_t(layer)];
     const int32_t group = l.heads / l.kv_heads;
     for (int64_t row = first; row < last; ++row) {
-        const float* q =
-            seen.layers[size_t(layer)].q.data() + (row * l.heads + int64_t(head) * group) * l.key_dim;
+        const float* q = seen.layers[size_t(layer)].q.data() + (row * l.heads + int64_t(head) * group) * l.key_dim;
         for (int32_t h = 0; h < group; ++h)
             for (int32_t c = 0; c < l.key_dim; ++c)
                 (*sums)[size_t(c)] += std::fabs(double(q[h * l.key_dim + c]));
@@ -215,8 +214,8 @@ Result<std::vector<LayerChannels>> channels(const Model& model, const std::vecto
                                             const ChannelOptions& options, const Progress& progress) {
     if (Status bad = validate(options); !bad) return bad;
     if (options.tokens > int64_t(text.size())) {
-        return Status(StatusCode::invalid_argument,
-                      fmt::format("--tokens {}: {} to {}, which the text has", options.tokens, kPageTokens, text.size()));
+        return Status(StatusCode::invalid_argument, fmt::format("--tokens {}: {} to {}, which the text has",
+                                                                options.tokens, kPageTokens, text.size()));
     }
     CaptureOptions wish;
     wish.window = int32_t(std::min<int64_t>(options.window, options.tokens));
@@ -224,7 +223,8 @@ Result<std::vector<LayerChannels>> channels(const Model& model, const std::vecto
     wish.query = true;
     if (options.layer >= 0) wish.layers = {options.layer};
     ChannelSums sums;
-    for (int64_t first = 0; first + kPageTokens <= options.tokens; first += wish.window) { // one window's rows at a time
+    for (int64_t first = 0; first + kPageTokens <= options.tokens;
+         first += wish.window) { // one window's rows at a time
         wish.tokens = std::min<int64_t>(wish.window, options.tokens - first);
         const auto part = [&](const std::string& what, double share) {
             if (progress) progress(what, (double(first) + share * double(wish.tokens)) / double(options.tokens));

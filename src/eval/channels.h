@@ -15,8 +15,8 @@ double spearman(const std::vector<double>& x, const std::vector<double>& y); // 
 
 // One KV head, its query heads pooled; all after RoPE.
 struct HeadChannels {
-    std::vector<double> range; // [D] largest minus smallest key in a page of 128 rows, mean over the pages
-    std::vector<double> query; // [D] mean |q|
+    std::vector<double> range;        // [D] largest minus smallest key in a page of 128 rows, mean over the pages
+    std::vector<double> query;        // [D] mean |q|
     double pearson = 0, spearman = 0; // between the two
     double range_ratio = 0;           // largest range by the median one
     double top_share = 0;             // of salience, range * query: the kTopChannels largest of all

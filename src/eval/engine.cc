@@ -179,7 +179,8 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
     // libllama rounds a context up to a multiple of 256; the cache refuses what was not asked for.
     CacheOptions cache = options.cache;
     cache.max_rows = size;
-    Result<llama_context*> made = make_context(model.get(), params, {options.spec, options.method, cache, options.probe});
+    Result<llama_context*> made =
+        make_context(model.get(), params, {options.spec, options.method, cache, options.probe});
     if (!made) return made.status();
     out.context_.reset(*made);
     out.cache_ = cache_of(out.get());

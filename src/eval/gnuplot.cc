@@ -97,7 +97,8 @@ std::string gnuplot_text(const std::string& text) {
 Result<std::string> draw_svg(const std::string& name, int width, int height, const std::string& script) {
     const Scratch scratch;
     if (!scratch.ok()) {
-        return Status(StatusCode::unsupported, fmt::format("a folder for plots cannot be made: {}", std::strerror(errno)));
+        return Status(StatusCode::unsupported,
+                      fmt::format("a folder for plots cannot be made: {}", std::strerror(errno)));
     }
     const std::string file = scratch.file("plot.gp"), out = scratch.file("plot.svg"), err = scratch.file("errors");
     const std::string head = fmt::format("set encoding utf8\nset terminal svg size {},{} dynamic noenhanced name {} "
@@ -110,7 +111,8 @@ Result<std::string> draw_svg(const std::string& name, int width, int height, con
         std::string why = read_file(err) ? *read_file(err) : "";
         for (char& c : why)
             c = c == '\n' ? ' ' : c;
-        return Status(StatusCode::unsupported, fmt::format("gnuplot could not draw {} (exit code {}): {}", name, code, why));
+        return Status(StatusCode::unsupported,
+                      fmt::format("gnuplot could not draw {} (exit code {}): {}", name, code, why));
     }
     Result<std::string> text = read_file(out);
     if (!text) return text.status();
@@ -119,9 +121,8 @@ Result<std::string> draw_svg(const std::string& name, int width, int height, con
         return Status(StatusCode::corrupt, fmt::format("gnuplot drew nothing for {}", name));
     }
     std::string svg = text->substr(begin, end + 6 - begin);
-    for (const char* mark : {"id='", "id=\"", "href='#", "href=\"#", "url(#"})
-        svg = with(std::move(svg), std::string(mark[0] == 'i' ? " " : "") + mark,
-                   (mark[0] == 'i' ? " " : "") + std::string(mark) + name + "-");
+    for (const char* mark : {" id='", " id=\"", "href='#", "href=\"#", "url(#"})
+        svg = with(std::move(svg), mark, fmt::format("{}{}-", mark, name));
     return svg;
 }
 

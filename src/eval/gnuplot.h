@@ -13,9 +13,9 @@ Status check_gnuplot();
 // A text between single quotes, as gnuplot reads it back; control characters become spaces.
 std::string gnuplot_text(const std::string& text);
 
-// Draws `script` and returns the element <svg ...>...</svg> alone. The terminal is set here: `width` by `height` pixels,
-// texts as they are (nothing in them is markup). `name` goes before every identifier in it, so that several plots may
-// stand in one page.
+// Draws `script` and returns the element <svg ...>...</svg> alone. The terminal is set here: `width` by `height`
+// pixels, texts as they are (nothing in them is markup). `name` goes before every identifier in it, so that several
+// plots may stand in one page.
 Result<std::string> draw_svg(const std::string& name, int width, int height, const std::string& script);
 
 } // namespace kvmosaic::eval

@@ -18,8 +18,7 @@ Box around(double x, double y, double w, double h) { return {x - w / 2, x + w / 
 
 } // namespace
 
-void place_labels(std::vector<Label>* labels, double width, double height, double size,
-                  const std::vector<Box>& lines) {
+void place_labels(std::vector<Label>* labels, double width, double height, double size, const std::vector<Box>& lines) {
     constexpr double kMarker = 9; // pixels
     std::vector<Box> taken = lines;
     for (const Label& l : *labels)
@@ -31,9 +30,9 @@ void place_labels(std::vector<Label>* labels, double width, double height, doubl
         for (int ring = 0; ring < 5; ++ring) {
             const double gap = kMarker / 2 + 2 + ring * 0.9 * h;
             // right, left, above, below, then the corners
-            const double places[][2] = {{gap + w / 2, 0},      {-gap - w / 2, 0},          {0, gap + h / 2},
-                                        {0, -gap - h / 2},     {gap + w / 2, gap},         {gap + w / 2, -gap},
-                                        {-gap - w / 2, gap},   {-gap - w / 2, -gap}};
+            const double places[][2] = {{gap + w / 2, 0},    {-gap - w / 2, 0},   {0, gap + h / 2},
+                                        {0, -gap - h / 2},   {gap + w / 2, gap},  {gap + w / 2, -gap},
+                                        {-gap - w / 2, gap}, {-gap - w / 2, -gap}};
             for (const auto& place : places) {
                 const Box box = around(l.x + place[0], l.y + place[1], w, h);
                 double cost = 0.02 * ring * w * h;

@@ -18,8 +18,10 @@ struct Label {
     bool led = false;
 };
 
-// Texts are about 0.62 `size` wide a character and `size` high, and stay inside [0, width] x [0, height]. Greedy, in the
-// order of the labels: the nearest free place, else the least covered one. `lines`: what else texts should not cover.
-void place_labels(std::vector<Label>* labels, double width, double height, double size, const std::vector<Box>& lines = {});
+// Texts are about 0.62 `size` wide a character and `size` high, and stay inside [0, width] x [0, height]. Greedy, in
+// the order of the labels: the nearest free place, else the least covered one. `lines`: what else texts should not
+// cover.
+void place_labels(std::vector<Label>* labels, double width, double height, double size,
+                  const std::vector<Box>& lines = {});
 
 } // namespace kvmosaic::eval

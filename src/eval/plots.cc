@@ -13,12 +13,11 @@ namespace kvmosaic::eval {
 namespace {
 
 // Colours that differ for the colour-blind (Okabe and Ito); markers and dashes differ on paper without colour.
-constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07D00", "#4FA3D1", "#000000", "#7A6A00"};
+constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                    "#B07D00", "#4FA3D1", "#000000", "#7A6A00"};
 constexpr int kMarkers[] = {7, 5, 9, 13, 11, 15, 6, 4, 8, 12, 10, 14, 3, 2, 1};
 const char* colour(size_t i) { return kColours[i % std::size(kColours)]; }
 int marker(size_t i) { return kMarkers[i % std::size(kMarkers)]; }
-
-std::string text_of(const Json& j, const char* field) { return j.value(field, std::string()); }
 
 std::string family_of(const std::string& spec) { return spec.substr(0, spec.find(':')); }
 
@@ -38,10 +37,12 @@ struct Frame {
     double px(double x) const { return std::log(x / x0) / std::log(x1 / x0) * inner_width(); }
     double py(double y) const { return std::log(y / y0) / std::log(y1 / y0) * inner_height(); }
     std::string margins() const { // and the legend to the right of them
-        return fmt::format("set key at screen {:.5f}, screen {:.5f} left top vertical Left reverse samplen 1.4 spacing 1 "
-                           "font ',11'\nset lmargin at screen {:.5f}\nset rmargin at screen {:.5f}\nset bmargin at screen {:.5f}\n"
-                           "set tmargin at screen {:.5f}\n",
-                           1 - (right - 6) / width, 1 - top / height, left / width, 1 - right / width, bottom / height, 1 - top / height);
+        return fmt::format(
+            "set key at screen {:.5f}, screen {:.5f} left top vertical Left reverse samplen 1.4 spacing 1 "
+            "font ',11'\nset lmargin at screen {:.5f}\nset rmargin at screen {:.5f}\nset bmargin at screen {:.5f}\n"
+            "set tmargin at screen {:.5f}\n",
+            1 - (right - 6) / width, 1 - top / height, left / width, 1 - right / width, bottom / height,
+            1 - top / height);
     }
 };
 
@@ -64,8 +65,9 @@ struct Point {
 std::string data_of(const std::vector<Point>& points, const std::string& series) {
     std::string out;
     for (const Point& p : points)
-        if (p.series == series) out += fmt::format("{:.8g} {:.8g} {:.8g} {:.8g}\n", p.bits, p.kl,
-                                                   std::max(p.kl - p.error, p.kl / 10), p.kl + p.error);
+        if (p.series == series)
+            out += fmt::format("{:.8g} {:.8g} {:.8g} {:.8g}\n", p.bits, p.kl, std::max(p.kl - p.error, p.kl / 10),
+                               p.kl + p.error);
     return out;
 }
 
@@ -101,9 +103,10 @@ std::string references(const Json& result, Frame& f) {
         if (spec == "f16" && row.value("true_bits", 0.0) > 0) {
             const double bits = row["true_bits"];
             if (bits < f.x1) {
-                out += fmt::format("set arrow from {0:.6g}, graph 0 to {0:.6g}, graph 1 nohead dt 3 lw 1.2 lc rgb "
-                                   "'#444444'\nset label 'f16: KL 0' at {0:.6g}, graph 0.97 right offset -0.5,0 font ',11'\n",
-                                   bits);
+                out += fmt::format(
+                    "set arrow from {0:.6g}, graph 0 to {0:.6g}, graph 1 nohead dt 3 lw 1.2 lc rgb "
+                    "'#444444'\nset label 'f16: KL 0' at {0:.6g}, graph 0.97 right offset -0.5,0 font ',11'\n",
+                    bits);
             } else {
                 out += fmt::format("set label {} at graph 0.99, graph 0.025 right font ',11' tc rgb '#444444'\n",
                                    gnuplot_text(fmt::format("f16: {:.2f} bits, KL 0 \u2192", bits)));
@@ -114,6 +117,11 @@ std::string references(const Json& result, Frame& f) {
 }
 
 } // namespace
+
+std::string text_of(const Json& j, const char* field) {
+    const auto at = j.find(field);
+    return at == j.end() || !at->is_string() ? "" : at->get<std::string>();
+}
 
 std::vector<Json> caches_of(const Json& result) {
     std::vector<Json> out;
@@ -181,7 +189,8 @@ Result<std::string> pareto_plot(const std::string& name, const std::vector<Json>
     std::vector<Label> labels;
     for (const Point& p : points)
         labels.push_back({f.px(p.bits), f.py(p.kl), p.label});
-    std::vector<Box> lines{{0, 0.35 * f.inner_width(), 0, 20}, {0.7 * f.inner_width(), f.inner_width(), 0, 20}}; // references
+    std::vector<Box> lines{{0, 0.35 * f.inner_width(), 0, 20},
+                           {0.7 * f.inner_width(), f.inner_width(), 0, 20}}; // references
     std::vector<std::string> fronts;
     for (size_t i = 0; i < (several ? series.size() : 1); ++i) {
         const auto front = front_of(points, several ? series[i] : "", f.x1);
@@ -200,26 +209,30 @@ Result<std::string> pareto_plot(const std::string& name, const std::vector<Json>
     for (const Label& l : labels) {
         if (l.text.empty()) continue;
         const double x = l.at_x / f.inner_width(), y = l.at_y / f.inner_height();
-        script += fmt::format("set label {} at graph {:.5f}, graph {:.5f} center font ',{}'\n", gnuplot_text(l.text), x, y,
-                              kSize);
+        script += fmt::format("set label {} at graph {:.5f}, graph {:.5f} center font ',{}'\n", gnuplot_text(l.text), x,
+                              y, kSize);
         if (l.led) {
-            script += fmt::format("set arrow from graph {:.5f}, graph {:.5f} to graph {:.5f}, graph {:.5f} nohead lw 0.5 lc "
-                                  "rgb '#999999' back\n",
-                                  l.x / f.inner_width(), l.y / f.inner_height(), x,
-                                  (l.at_y + (l.y > l.at_y ? 6 : -6)) / f.inner_height());
+            script +=
+                fmt::format("set arrow from graph {:.5f}, graph {:.5f} to graph {:.5f}, graph {:.5f} nohead lw 0.5 lc "
+                            "rgb '#999999' back\n",
+                            l.x / f.inner_width(), l.y / f.inner_height(), x,
+                            (l.at_y + (l.y > l.at_y ? 6 : -6)) / f.inner_height());
         }
     }
     script += f.margins() + bit_tics(f.x0, f.x1);
-    script += fmt::format("set logscale xy\nset xrange [{:.6g}:{:.6g}]\nset yrange [{:.6g}:{:.6g}]\n", f.x0, f.x1, f.y0, f.y1);
-    script += "set xlabel 'true bits per value at the end of a window, raw windows and all metadata included (log scale)'\n"
-              "set ylabel 'mean KL against the f16 cache, nats (log scale)' offset 1,0\n";
+    script += fmt::format("set logscale xy\nset xrange [{:.6g}:{:.6g}]\nset yrange [{:.6g}:{:.6g}]\n", f.x0, f.x1, f.y0,
+                          f.y1);
+    script +=
+        "set xlabel 'true bits per value at the end of a window, raw windows and all metadata included (log scale)'\n"
+        "set ylabel 'mean KL against the f16 cache, nats (log scale)' offset 1,0\n";
     std::string plots;
     for (size_t i = 0; i < series.size(); ++i) {
         script += fmt::format("$points{} << EOD\n{}EOD\n", i, data_of(points, series[i]));
         if (i < fronts.size()) {
             script += fmt::format("$front{} << EOD\n{}EOD\n", i, fronts[i]);
-            plots += fmt::format("{}$front{} using 1:2 with steps lw 1.4 dt 2 lc rgb '{}' title {}", plots.empty() ? "" : ", ",
-                                 i, several ? colour(i) : "#888888", several ? "''" : "'best at so many bits'");
+            plots += fmt::format("{}$front{} using 1:2 with steps lw 1.4 dt 2 lc rgb '{}' title {}",
+                                 plots.empty() ? "" : ", ", i, several ? colour(i) : "#888888",
+                                 several ? "''" : "'best at so many bits'");
             if (several) plots.replace(plots.rfind("title ''"), 8, "notitle");
         }
         plots += fmt::format(", $points{} using 1:2:3:4 with yerrorbars pt {} ps 0.8 lw 1.2 lc rgb '{}' title {}", i,
@@ -326,12 +339,14 @@ Result<std::string> length_plot(const std::string& name, const Json& result) {
     if (lines.empty()) return std::string();
     std::string tics;
     for (const double n : tokens)
-        tics += fmt::format("{}'{}' {}", tics.empty() ? "" : ",", n < 1024 ? fmt::format("{}", n) : fmt::format("{}K", n / 1024), n);
-    return line_plot(name,
-                     fmt::format("set logscale x 2\nset xtics ({})\nset xrange [{}:{}]\nset yrange [0:*]\n"
-                                 "set xlabel 'context, tokens (log scale)'\nset ylabel 'true bits per value' offset 1,0\n",
-                                 tics, tokens.front() * 0.9, tokens.back() * 1.1),
-                     lines);
+        tics += fmt::format("{}'{}' {}", tics.empty() ? "" : ",",
+                            n < 1024 ? fmt::format("{}", n) : fmt::format("{}K", n / 1024), n);
+    return line_plot(
+        name,
+        fmt::format("set logscale x 2\nset xtics ({})\nset xrange [{}:{}]\nset yrange [0:*]\n"
+                    "set xlabel 'context, tokens (log scale)'\nset ylabel 'true bits per value' offset 1,0\n",
+                    tics, tokens.front() * 0.9, tokens.back() * 1.1),
+        lines);
 }
 
 } // namespace kvmosaic::eval

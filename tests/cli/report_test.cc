@@ -79,7 +79,8 @@ TEST(Channels, AHeatMapShowsWhichChannelsGotTheBits) {
     EXPECT_NEAR(map->salience[3][4], map->range[3][4] * map->query[3][4], 1e-9);
     ASSERT_EQ(map->caches.size(), 1u) << "KIVI has one width";
     ASSERT_EQ(map->caches[0].bits.size(), 4u);
-    // (c + 1)(8 - c) is largest in the middle: channels 3 and 4 (20 each), then 2 and 5 (18); equal scores go to the lower
+    // (c + 1)(8 - c) is largest in the middle: channels 3 and 4 (20 each), then 2 and 5 (18); equal scores go to the
+    // lower
     const std::vector<double> wanted{2, 2, 4, 16, 4, 2, 2, 2};
     for (const std::vector<double>& page : map->caches[0].bits)
         EXPECT_EQ(page, wanted);
@@ -135,9 +136,11 @@ TEST(Positions, PartsCoverTheScoredPositionsOnce) {
 TEST(Lengths, LongContextsAreWorkedOut) {
     ModelShape shape;
     shape.layers = {{2, 1, 64, 64}};
-    for (const char* spec : {"f16", "kivi:bits=2", "kitty", "pnmix", "innerq", "mixkvq:raw_share=0.125,mid_share=0.5", "mosaic"}) {
+    for (const char* spec :
+         {"f16", "kivi:bits=2", "kitty", "pnmix", "innerq", "mixkvq:raw_share=0.125,mid_share=0.5", "mosaic"}) {
         // the last length is no whole number of pages, so it is filled, and with it the one before
-        const auto worked = LengthBits::make(shape, spec, {12288}), filled = LengthBits::make(shape, spec, {12287, 12289});
+        const auto worked = LengthBits::make(shape, spec, {12288}),
+                   filled = LengthBits::make(shape, spec, {12287, 12289});
         ASSERT_TRUE(worked.ok() && filled.ok());
         auto cache = std::move(*Cache::create(shape, spec));
         std::vector<float> x(600 * 128, 0.5f);
@@ -173,25 +176,34 @@ TEST(Labels, CoverNeitherPointsNorEachOther) {
         for (size_t j = 0; j < labels.size(); ++j) {
             const Label& b = labels[j];
             EXPECT_FALSE(covers(a, b.x, b.y, 8, 8)) << a.text << " covers the point of " << b.text;
-            if (i != j) { EXPECT_FALSE(covers(a, b.at_x, b.at_y, 0.62 * 11 * double(b.text.size()), 12.1)) << a.text << " " << b.text; }
+            if (i != j) {
+                EXPECT_FALSE(covers(a, b.at_x, b.at_y, 0.62 * 11 * double(b.text.size()), 12.1))
+                    << a.text << " " << b.text;
+            }
         }
     }
 }
 
 Json row(const std::string& spec, double bits, double kl) {
-    return {{"spec", spec}, {"canonical", spec}, {"tokens", 100}, {"true_bits", bits}, {"kl_mean", kl}, {"kl_error", kl / 10}};
+    return {{"spec", spec},      {"canonical", spec}, {"tokens", 100},
+            {"true_bits", bits}, {"kl_mean", kl},     {"kl_error", kl / 10}};
 }
 Json result(const std::string& model, std::vector<Json> rows) {
-    Json out{{"model", model}, {"model_sha256", "aa" + model}, {"text", "t"}, {"text_sha256", "bb"}, {"weights", "f16"},
-             {"window", 64},   {"windows", 1},                 {"score_from", 32}, {"commit", "c"},  {"machine", "m"},
-             {"version", "1"}, {"command", "kvmosaic " + model}, {"rows", Json::array()}};
+    Json out{{"model", model},       {"model_sha256", "aa" + model},
+             {"text", "t"},          {"text_sha256", "bb"},
+             {"weights", "f16"},     {"window", 64},
+             {"windows", 1},         {"score_from", 32},
+             {"commit", "c"},        {"machine", "m"},
+             {"version", "1"},       {"command", "kvmosaic " + model},
+             {"rows", Json::array()}};
     rows.insert(rows.begin(), {row("f16", 16.1, 0), row("floor", 16.1, 1e-6)});
     out["rows"] = rows;
     return out;
 }
 
 TEST(Report, TheFrontHasNothingBetterThanItself) {
-    const std::vector<Json> rows{row("a", 2, 0.5), row("b", 3, 0.1), row("c", 3, 0.2), row("d", 4, 0.1), row("e", 5, 0.01)};
+    const std::vector<Json> rows{row("a", 2, 0.5), row("b", 3, 0.1), row("c", 3, 0.2), row("d", 4, 0.1),
+                                 row("e", 5, 0.01)};
     EXPECT_EQ(on_front(rows), (std::vector<bool>{true, true, false, false, true}));
     EXPECT_EQ(caches_of(result("m", rows)).size(), rows.size());
 }
@@ -249,11 +261,13 @@ TEST(Report, PlotsHoldTheirTextsAsTextAndNamesOfTheirOwn) {
 
 TEST(Report, APageSaysWhereItsRowsComeFrom) {
     if (!check_gnuplot()) GTEST_SKIP() << "gnuplot is not installed";
-    const auto page = html_report({result("m.gguf", {row("a:x=<1>", 2.345, 0.5), row("b", 3, 0.1)}), result("n", {row("a", 2, 0.7)})});
+    const auto page = html_report(
+        {result("m.gguf", {row("a:x=<1>", 2.345, 0.5), row("b", 3, 0.1)}), result("n", {row("a", 2, 0.7)})});
     ASSERT_TRUE(page.ok()) << page.status().message();
-    for (const char* text : {"a:x=&lt;1&gt;", "2.35", "0.50000", "kvmosaic m.gguf", "aam.gguf", "100 tokens scored", "commit c",
-                             "floor: f16 against f32", "All results", "Not in this result: KL by position in the window, KL by layer, "
-                                                                      "Bits against context length, Memory and speed, Channels"})
+    for (const char* text : {"a:x=&lt;1&gt;", "2.35", "0.50000", "kvmosaic m.gguf", "aam.gguf", "100 tokens scored",
+                             "commit c", "floor: f16 against f32", "All results",
+                             "Not in this result: KL by position in the window, KL by layer, "
+                             "Bits against context length, Memory and speed, Channels"})
         EXPECT_NE(page->find(text), std::string::npos) << text;
     EXPECT_EQ(page->find("<1>"), std::string::npos);
 }

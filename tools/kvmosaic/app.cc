@@ -121,8 +121,9 @@ void set_command_line(int argc, const char* const* argv) {
     line = "kvmosaic";
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i];
-        const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                                   "0123456789-_=:,./+@%") == std::string::npos;
+        const bool plain =
+            !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                    "0123456789-_=:,./+@%") == std::string::npos;
         line += ' ';
         if (plain) {
             line += word;

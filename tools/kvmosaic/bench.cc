@@ -122,7 +122,8 @@ void add_options(CLI::App* verb, const std::shared_ptr<Options>& o) {
         ->capture_default_str();
     verb->add_option("--working-set", o->working_set, "MB of K/V that the calls of a row walk over, at least two sets")
         ->capture_default_str();
-    verb->add_option("--commit", o->commit, "written into the results in place of the commit that this program was built from");
+    verb->add_option("--commit", o->commit,
+                     "written into the results in place of the commit that this program was built from");
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_flag("--force", o->force, "replace an existing --json file");
 }

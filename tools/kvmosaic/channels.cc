@@ -42,7 +42,8 @@ ordered_json to_json(const eval::LayerChannels& layer) {
 }
 
 std::string line(const std::string& name, double pearson, double spearman, double ratio, double share) {
-    return fmt::format("{:<8}  {:>8.3f}  {:>8.3f}  {:>12.1f}  {:>12.1f}\n", name, pearson, spearman, ratio, 100 * share);
+    return fmt::format("{:<8}  {:>8.3f}  {:>8.3f}  {:>12.1f}  {:>12.1f}\n", name, pearson, spearman, ratio,
+                       100 * share);
 }
 
 void channels(const Options& o) {
@@ -51,8 +52,10 @@ void channels(const Options& o) {
     const std::string text = take(eval::read_text(o.file));
     const Prepared prepared = prepare_model(o.model, o.weights, o.common);
     const auto layers = shape_of(prepared.model.get()).layers;
-    if (o.task.layer >= int32_t(layers.size())) bad_usage("--layer {}: 0 to {} in this model", o.task.layer, layers.size() - 1);
-    if (o.task.layer >= 0 && !layers[size_t(o.task.layer)].has_kv()) bad_usage("--layer {}: keeps no K/V of its own", o.task.layer);
+    if (o.task.layer >= int32_t(layers.size()))
+        bad_usage("--layer {}: 0 to {} in this model", o.task.layer, layers.size() - 1);
+    if (o.task.layer >= 0 && !layers[size_t(o.task.layer)].has_kv())
+        bad_usage("--layer {}: keeps no K/V of its own", o.task.layer);
     eval::ChannelOptions task = o.task;
     task.threads = o.common.threads;
     ProgressBar bar;
@@ -73,8 +76,8 @@ void channels(const Options& o) {
                      {"commit", eval::build_commit()},
                      {"command", command_line()},
                      {"layers", ordered_json::array()}};
-    std::string table = fmt::format("{:<8}  {:>8}  {:>8}  {:>12}  {:>12}\n", "layer", "Pearson", "Spearman", "max/median",
-                                    fmt::format("top {} %", eval::kTopChannels));
+    std::string table = fmt::format("{:<8}  {:>8}  {:>8}  {:>12}  {:>12}\n", "layer", "Pearson", "Spearman",
+                                    "max/median", fmt::format("top {} %", eval::kTopChannels));
     eval::LayerChannels mean;
     for (const eval::LayerChannels& l : found) {
         table += line(std::to_string(l.layer), l.pearson, l.spearman, l.range_ratio, l.top_share);
@@ -86,7 +89,8 @@ void channels(const Options& o) {
     if (found.size() > 1) table += line("mean", mean.pearson, mean.spearman, mean.range_ratio, mean.top_share);
     out["pearson"] = eval::number_json(mean.pearson);
     out["spearman"] = eval::number_json(mean.spearman);
-    if (o.json != "-") fmt::print("{}\n{} tokens of {}, f16 cache\n{}", origin_text(prepared), task.tokens, o.file, table);
+    if (o.json != "-")
+        fmt::print("{}\n{} tokens of {}, f16 cache\n{}", origin_text(prepared), task.tokens, o.file, table);
     if (!o.json.empty()) write_json(o.json, out.dump(2), o.force);
 }
 
@@ -104,14 +108,15 @@ void add_channels(CLI::App& eval) {
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_flag("--force", o->force, "replace an existing --json file");
     add_common(verb, &o->common);
-    verb->footer("Examples\n"
-                 "  kvmosaic eval channels -m tiny -f text.txt\n"
-                 "  kvmosaic eval channels -m small -f text.txt --layer 0 --json layer0.json\n"
-                 "For each KV head and channel: the range of the keys (largest minus smallest in a page of 128 rows, mean\n"
-                 "over the pages), to which a uniform quantizer's step is proportional, and the mean |q| of its query heads,\n"
-                 "both after RoPE. Pearson and Spearman: correlation of the two over the channels of a head; max/median: of\n"
-                 "the ranges; top 8 %: share of the 8 largest products of the two in their sum. Rows are means over the KV\n"
-                 "heads of a layer. A low correlation means that a channel's range does not say how much its error matters.");
+    verb->footer(
+        "Examples\n"
+        "  kvmosaic eval channels -m tiny -f text.txt\n"
+        "  kvmosaic eval channels -m small -f text.txt --layer 0 --json layer0.json\n"
+        "For each KV head and channel: the range of the keys (largest minus smallest in a page of 128 rows, mean\n"
+        "over the pages), to which a uniform quantizer's step is proportional, and the mean |q| of its query heads,\n"
+        "both after RoPE. Pearson and Spearman: correlation of the two over the channels of a head; max/median: of\n"
+        "the ranges; top 8 %: share of the 8 largest products of the two in their sum. Rows are means over the KV\n"
+        "heads of a layer. A low correlation means that a channel's range does not say how much its error matters.");
     verb->callback([o] { channels(*o); });
 }
 

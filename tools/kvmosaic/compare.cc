@@ -90,14 +90,15 @@ std::string texts_text(const eval::CompareHead& head) {
 std::optional<std::pair<int32_t, int32_t>> head_of(const std::string& wish) {
     int layer = 0, head = 0, end = 0;
     if (wish == "auto") return {};
-    if (std::sscanf(wish.c_str(), "%6d:%6d%n", &layer, &head, &end) < 2 || size_t(end) != wish.size() || layer < 0 || head < 0)
+    if (std::sscanf(wish.c_str(), "%6d:%6d%n", &layer, &head, &end) < 2 || size_t(end) != wish.size() || layer < 0 ||
+        head < 0)
         bad_usage("--heat {}: auto, off or LAYER:HEAD, as in 3:0", wish);
     return std::pair<int32_t, int32_t>(layer, head);
 }
 
 // Channels of a head over the first window of the first text.
-nlohmann::ordered_json heat(const Options& o, const eval::Model& model, const std::vector<int32_t>& text, int32_t window,
-                            const std::optional<std::pair<int32_t, int32_t>>& wish) {
+nlohmann::ordered_json heat(const Options& o, const eval::Model& model, const std::vector<int32_t>& text,
+                            int32_t window, const std::optional<std::pair<int32_t, int32_t>>& wish) {
     eval::CaptureOptions capture;
     capture.tokens = capture.window = window;
     capture.threads = o.common.threads;
@@ -153,15 +154,16 @@ void compare(const Options& o, bool score_given) {
     std::vector<eval::Row> rows = eval::plan_rows(o.specs);
     const bool with_heat = heat_wish != "off" && head.options.window >= kPageTokens;
     if (!o.heat.empty() && o.heat != "off" && !with_heat)
-        bad_usage("--heat {}: a window of {} tokens has no page, which are {}", o.heat, head.options.window, kPageTokens);
+        bad_usage("--heat {}: a window of {} tokens has no page, which are {}", o.heat, head.options.window,
+                  kPageTokens);
     const size_t whole = rows.size();
     eval::CompareOptions one = head.options; // for layers
     one.windows = {1};
     if (o.layers) {
         std::vector<eval::Row> layers = eval::plan_layers(o.specs, shape_of(model.get()));
         rows.insert(rows.end(), layers.begin(), layers.end());
-        notice(fmt::format("--layers: {} passes over a window of {} tokens, one for each layer and cache", layers.size(),
-                           one.window));
+        notice(fmt::format("--layers: {} passes over a window of {} tokens, one for each layer and cache",
+                           layers.size(), one.window));
     }
     if (!o.resume.empty()) check(eval::load_progress(o.resume, head, &rows));
     std::vector<eval::Row> layers(rows.begin() + int64_t(whole), rows.end());
@@ -191,7 +193,8 @@ void compare(const Options& o, bool score_given) {
         warn(words);
     const std::string text = result.dump(2);
     if (!o.json.empty()) write_json(o.json, text, o.force);
-    if (!o.html.empty()) write_report(o.html, {nlohmann::ordered_json::parse(text)}, o.force); // as `report` would read it
+    if (!o.html.empty())
+        write_report(o.html, {nlohmann::ordered_json::parse(text)}, o.force); // as `report` would read it
 }
 
 } // namespace
@@ -226,15 +229,18 @@ void add_compare(CLI::App& app) {
         ->check(CLI::Range(1, 4096));
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_option("--resume", o->resume, "keep finished windows in this file, and go on from it");
-    verb->add_option("--html", o->html,
-                     "a page with the table and plots, complete in one file; drawn with gnuplot (see also kvmosaic report)");
-    verb->add_option("--heat", o->heat,
-                     "channels of one KV head, page by page: LAYER:HEAD, auto (the head whose key ranges say least about its "
-                     "queries; default with --html) or off. Costs one pass of f16 over a window")
+    verb->add_option(
+        "--html", o->html,
+        "a page with the table and plots, complete in one file; drawn with gnuplot (see also kvmosaic report)");
+    verb->add_option(
+            "--heat", o->heat,
+            "channels of one KV head, page by page: LAYER:HEAD, auto (the head whose key ranges say least about its "
+            "queries; default with --html) or off. Costs one pass of f16 over a window")
         ->type_name("LAYER:HEAD");
-    verb->add_flag("--layers", o->layers,
-                   "also KL by layer: each cache in one layer at a time, f16 in the others. Costs a pass over a window for each "
-                   "layer and cache; kept by --resume");
+    verb->add_flag(
+        "--layers", o->layers,
+        "also KL by layer: each cache in one layer at a time, f16 in the others. Costs a pass over a window for each "
+        "layer and cache; kept by --resume");
     verb->add_flag("--force", o->force, "replace existing --json and --html files");
     add_common(verb, &o->common);
     verb->footer(

@@ -86,12 +86,8 @@ void component(const Options& o) {
     check_new_file("--json", o.json, o.force);
     check(eval::validate(o.task));
     if (!o.model.empty() && o.file.empty()) bad_usage("-f: a text is needed to see a model's activations");
-    ordered_json out{{"kind", "kvmosaic component 1"},
-                     {"version", KVMOSAIC_VERSION},
-                     {"commit", eval::build_commit()},
-                     {"machine", eval::machine_name()},
-                     {"command", command_line()},
-                     {"prefill", o.task.prefill},
+    ordered_json out{{"kind", "kvmosaic component 1"},  {"version", KVMOSAIC_VERSION}, {"commit", eval::build_commit()},
+                     {"machine", eval::machine_name()}, {"command", command_line()},   {"prefill", o.task.prefill},
                      {"decode", o.task.decode}};
     ordered_json source;
     std::string head;
@@ -109,7 +105,8 @@ void component(const Options& o) {
         table += row_text(r);
         out["rows"].push_back(to_json(r));
     }
-    if (o.json != "-") fmt::print("{}{} rows, the last {} measured\n{}", head, o.task.prefill + o.task.decode, o.task.decode, table);
+    if (o.json != "-")
+        fmt::print("{}{} rows, the last {} measured\n{}", head, o.task.prefill + o.task.decode, o.task.decode, table);
     if (!o.json.empty()) write_json(o.json, out.dump(2), o.force);
 }
 
