@@ -121,9 +121,8 @@ Result<std::string> draw_svg(const std::string& name, int width, int height, con
         return Status(StatusCode::corrupt, fmt::format("gnuplot drew nothing for {}", name));
     }
     std::string svg = text->substr(begin, end + 6 - begin);
-    for (const char* mark : {"id='", "id=\"", "href='#", "href=\"#", "url(#"})
-        svg = with(std::move(svg), std::string(mark[0] == 'i' ? " " : "") + mark,
-                   (mark[0] == 'i' ? " " : "") + std::string(mark) + name + "-");
+    for (const char* mark : {" id='", " id=\"", "href='#", "href=\"#", "url(#"})
+        svg = with(std::move(svg), mark, fmt::format("{}{}-", mark, name));
     return svg;
 }
 

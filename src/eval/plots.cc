@@ -19,8 +19,6 @@ constexpr int kMarkers[] = {7, 5, 9, 13, 11, 15, 6, 4, 8, 12, 10, 14, 3, 2, 1};
 const char* colour(size_t i) { return kColours[i % std::size(kColours)]; }
 int marker(size_t i) { return kMarkers[i % std::size(kMarkers)]; }
 
-std::string text_of(const Json& j, const char* field) { return j.value(field, std::string()); }
-
 std::string family_of(const std::string& spec) { return spec.substr(0, spec.find(':')); }
 
 // What distinguishes a spec from others of its method.
@@ -119,6 +117,11 @@ std::string references(const Json& result, Frame& f) {
 }
 
 } // namespace
+
+std::string text_of(const Json& j, const char* field) {
+    const auto at = j.find(field);
+    return at == j.end() || !at->is_string() ? "" : at->get<std::string>();
+}
 
 std::vector<Json> caches_of(const Json& result) {
     std::vector<Json> out;

@@ -13,6 +13,8 @@ namespace kvmosaic::eval {
 
 using Json = nlohmann::ordered_json;
 
+// A field as text, empty where it is none.
+std::string text_of(const Json& j, const char* field);
 // A result's caches: all rows but `f16` and `floor`, whose numbers are there.
 std::vector<Json> caches_of(const Json& result);
 // Whether no other of these rows has as few bits and as little KL, and one of the two less.

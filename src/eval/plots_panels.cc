@@ -20,6 +20,14 @@ std::string panel(double width, double height, double left, double right, double
 
 std::string value_text(double x) { return x >= 100 ? fmt::format("{:.0f}", x) : fmt::format("{:.3g}", x); }
 
+// 1, 2 or 5 times a power of ten, at least x.
+double step_of(double x) {
+    const double ten = std::pow(10.0, std::floor(std::log10(x)));
+    for (const double n : {1.0, 2.0, 5.0})
+        if (n * ten >= x) return n * ten;
+    return 10 * ten;
+}
+
 struct Bars {
     const char* title;
     std::vector<double> values; // one a row, NaN: not known
@@ -48,21 +56,21 @@ Result<std::string> memory_plot(const std::string& name, const Json& result) {
         if (2 * known > int64_t(bars.values.size())) panels.push_back(bars);
     }
     if (names.empty() || panels.empty()) return std::string();
-    const double height = kRow * double(names.size()) + 34, wide = (kWidth - kNames) / double(panels.size());
-    std::string script =
-        fmt::format("set multiplot\nset border 1 lw 0.8 lc rgb '#444444'\nunset key\nunset ytics\nset xtics "
-                    "nomirror out scale 0.5 font ',10'\nset style fill solid 0.55 border lc rgb '#333333'\n"
-                    "set yrange [{}:-0.5]\n",
-                    double(names.size()) - 0.5);
+    const double height = kRow * double(names.size()) + 42, wide = (kWidth - kNames) / double(panels.size());
+    std::string script = fmt::format(
+        "set multiplot\nset border 1 lw 0.8 lc rgb '#444444'\nunset key\nunset ytics\nset xtics "
+        "nomirror out scale 0.5 font ',10' offset 0,0.4\nset style fill solid 0.55 border lc rgb '#333333'\n"
+        "set yrange [{}:-0.5]\n",
+        double(names.size()) - 0.5);
     for (size_t p = 0; p < panels.size(); ++p) {
         const double left = kNames + double(p) * wide;
         double most = 0;
         for (const double x : panels[p].values)
             if (x > most) most = x;
-        script += panel(kWidth, height, left, left + wide - kGap, 26, height - 18) + "unset label\n";
+        script += panel(kWidth, height, left, left + wide - kGap, 24, height - 18) + "unset label\n";
         script += fmt::format(
-            "set xrange [0:{:.6g}]\nset xtics autofreq\nset label {} at graph 0, screen {:.5f} left font ',11'\n",
-            most * 1.22, gnuplot_text(panels[p].title), 1 - 9 / height);
+            "set xrange [0:{:.6g}]\nset xtics {:.6g}\nset label {} at graph 0, screen {:.5f} left font ',11'\n",
+            most * 1.22, step_of(most * 1.22 / 4), gnuplot_text(panels[p].title), 1 - 9 / height);
         if (p == 0) {
             for (size_t i = 0; i < names.size(); ++i)
                 script += fmt::format("set label {} at graph 0, first {} right offset -0.6,0 font ',11'\n",
@@ -103,7 +111,8 @@ Result<std::string> heat_plot(const std::string& name, const Json& heat) {
     const double height = step * double(maps.size()) + 40;
     constexpr int kWidths[] = {0, 1, 2, 3, 4, 6, 8, 16};
     std::string script =
-        "set multiplot\nunset key\nset border lw 0.6 lc rgb '#444444'\nset tics nomirror out scale 0.4 font ',10'\n"
+        "set multiplot\nunset key\nset border lw 0.6 lc rgb '#444444'\nset tics nomirror out scale 0.4 font ',10' "
+        "offset 0,0.4\nset ytics offset 0.4,0\n"
         "set ylabel 'page' font ',11' offset 1,0\nset palette defined (0 '#ffffff', 1 '#c9d8e6', 2 '#7fa3c4', "
         "3 '#3c6590', 4 '#0b1f3a')\n";
     script += fmt::format("set xrange [-0.5:{}]\nset yrange [{}:-0.5]\nset xtics {}\nset ytics {}\n", double(dim) - 0.5,
@@ -115,11 +124,16 @@ Result<std::string> heat_plot(const std::string& name, const Json& heat) {
                               (top + 10) / height);
         script += fmt::format("$map{} << EOD\n", m);
         double low = INFINITY, high = 0;
+        std::vector<bool> used(std::size(kWidths), false);
         for (const Json& row : maps[m].rows) {
             for (const Json& x : row) {
                 double v = x.is_number() ? x.get<double>() : 0;
-                if (maps[m].bits)
-                    v = double(std::find(std::begin(kWidths), std::end(kWidths), int(v)) - std::begin(kWidths));
+                if (maps[m].bits) { // shown by their place among the widths
+                    const size_t place =
+                        size_t(std::find(std::begin(kWidths), std::end(kWidths), int(v)) - std::begin(kWidths));
+                    if (place < used.size()) used[place] = true;
+                    v = double(place);
+                }
                 if (v > 0) low = std::min(low, v), high = std::max(high, v);
                 script += fmt::format("{:.5g} ", maps[m].bits ? v : std::max(v, 1e-30));
             }
@@ -127,12 +141,14 @@ Result<std::string> heat_plot(const std::string& name, const Json& heat) {
         }
         script += "EOD\n";
         if (maps[m].bits) {
-            script +=
-                "unset logscale cb\nset cbrange [0:7]\nset cbtics ('0' 0,'1' 1,'2' 2,'3' 3,'4' 4,'6' 5,'8' 6,'16' 7)\n";
+            std::string widths;
+            for (size_t i = 0; i < used.size(); ++i)
+                if (used[i]) widths += fmt::format("{}'{}' {}", widths.empty() ? "" : ",", kWidths[i], i);
+            script += fmt::format("unset logscale cb\nset cbrange [0:7]\nset cbtics ({})\n", widths);
         } else {
             script +=
                 fmt::format("set logscale cb\nset cbrange [{:.5g}:{:.5g}]\nset cbtics autofreq\nset format cb '%g'\n",
-                            std::min(low, high), high);
+                            high > 0 ? low : 1, high > 0 ? high * 1.0001 : 2);
         }
         script += m + 1 == maps.size() ? "set xlabel 'key channel (a head after RoPE)' font ',11' offset 0,0.3\n"
                                        : "unset xlabel\n";

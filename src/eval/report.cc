@@ -28,6 +28,7 @@ caption { text-align: left; padding: .4em 0; caption-side: bottom; }
 th, td { padding: .18em .45em; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; }
 th { border-bottom: 1.5px solid #1b1b1b; font-weight: 600; }
 td { white-space: nowrap; } th.left, td.left { text-align: left; white-space: normal; } td.left code { overflow-wrap: anywhere; }
+th.left:first-child { width: 24%; }
 tr.front td { font-weight: 600; } tr.reference td { color: #444; background: #f4f4f4; }
 .scroll { overflow-x: auto; }
 figure { margin: .6em 0 1.2em; } figure svg { width: 100%; height: auto; display: block; }
@@ -68,11 +69,7 @@ std::string html(const std::string& text) {
     return out;
 }
 
-// A field as text; a number that is not there as nothing.
-std::string words(const Json& j, const char* field) {
-    const auto at = j.find(field);
-    return at == j.end() || !at->is_string() ? "" : at->get<std::string>();
-}
+// NaN where the field is no number.
 double number(const Json& j, const char* field) {
     const auto at = j.find(field);
     return at == j.end() || !at->is_number() ? std::nan("") : at->get<double>();
@@ -85,20 +82,10 @@ std::string kl_text(double kl) {
 std::string all_of(const std::vector<Json>& parts, const char* field) {
     std::vector<std::string> seen;
     for (const Json& part : parts) {
-        std::string own = words(part, field);
+        std::string own = text_of(part, field);
         if (!own.empty() && std::find(seen.begin(), seen.end(), own) == seen.end()) seen.push_back(std::move(own));
     }
     return fmt::format("{}", fmt::join(seen, ", "));
-}
-
-// What must be equal for rows of two results to stand in one table.
-Json identity(const Json& r) {
-    Json out = Json::array();
-    for (const char* field :
-         {"model_sha256", "weights", "text_sha256", "window", "windows", "score_from", "ubatch", "step"})
-        out.push_back(r.value(field, Json()));
-    out.push_back(r.value("attend", Json("exact"))); // older results do not say it
-    return out;
 }
 
 std::string number_of(int64_t n) {
@@ -117,8 +104,8 @@ std::string origin(const Json& r, const std::vector<Json>& parts) {
     for (const Json& row : r["rows"])
         tokens = std::max(tokens, row.value("tokens", int64_t(0)));
     return fmt::format("{} tokens scored; model {} (SHA-256 {}), {} weights; commit {}; {}", number_of(tokens),
-                       std::filesystem::path(words(r, "model")).filename().string(),
-                       words(r, "model_sha256").substr(0, 16), words(r, "weights"), all_of(parts, "commit"),
+                       std::filesystem::path(text_of(r, "model")).filename().string(),
+                       text_of(r, "model_sha256").substr(0, 16), text_of(r, "weights"), all_of(parts, "commit"),
                        all_of(parts, "machine"));
 }
 
@@ -128,27 +115,27 @@ std::string head(const Json& r, const std::vector<Json>& parts) {
         if (!value.empty()) out += fmt::format("<dt>{}</dt><dd>{}</dd>\n", name, value);
     };
     const auto code = [](const std::string& text) { return text.empty() ? "" : "<code>" + html(text) + "</code>"; };
-    line("model", html(words(r, "model")) + " " + code(words(r, "model_sha256")));
-    line("weights", html(words(r, "weights")));
+    line("model", html(text_of(r, "model")) + " " + code(text_of(r, "model_sha256")));
+    line("weights", html(text_of(r, "weights")));
     if (r.contains("texts")) {
         for (const Json& text : r["texts"]) {
             line("text",
-                 fmt::format("{}, {} {} <code>{}</code>", html(words(text, "text")), text.value("windows", 0),
-                             text.value("windows", 0) == 1 ? "window" : "windows", html(words(text, "sha256"))));
+                 fmt::format("{}, {} {} <code>{}</code>", html(text_of(text, "text")), text.value("windows", 0),
+                             text.value("windows", 0) == 1 ? "window" : "windows", html(text_of(text, "sha256"))));
         }
     } else {
-        line("text", html(words(r, "text")) + " " + code(words(r, "text_sha256")));
+        line("text", html(text_of(r, "text")) + " " + code(text_of(r, "text_sha256")));
     }
     int64_t tokens = 0;
     for (const Json& row : r["rows"])
         tokens = std::max(tokens, row.value("tokens", int64_t(0)));
-    line("scored", fmt::format("{} tokens: {} windows of {}, each from token {} on; step {}", number_of(tokens),
-                               r.value("windows", 0), number_of(r.value("window", 0)), r.value("score_from", 0),
-                               html(words(r, "step"))));
+    line("scored", fmt::format("{} tokens: {} {} of {}, each from token {} on; step {}", number_of(tokens),
+                               r.value("windows", 0), r.value("windows", 0) == 1 ? "window" : "windows",
+                               number_of(r.value("window", 0)), r.value("score_from", 0), html(text_of(r, "step"))));
     line("machine", html(all_of(parts, "machine")));
     line("program", html(fmt::format("kvmosaic {}, commit {}", all_of(parts, "version"), all_of(parts, "commit"))));
     for (const Json& part : parts)
-        line("command", code(words(part, "command")));
+        line("command", code(text_of(part, "command")));
     return out + "</dl>\n";
 }
 
@@ -162,12 +149,12 @@ struct Column {
 const std::vector<Column>& columns() {
     const auto fixed = [](const char* field, int digits, double factor) {
         return [=](const Json& row) {
-            return words(row, "spec") == "floor" ? "" : shown(number(row, field) * factor, digits);
+            return text_of(row, "spec") == "floor" ? "" : shown(number(row, field) * factor, digits);
         };
     };
     const auto kl = [](const char* field, bool error) {
         return [=](const Json& row) -> std::string {
-            if (words(row, "spec") == "f16") return error ? "reference" : "";
+            if (text_of(row, "spec") == "f16") return error ? "reference" : "";
             const double spread = number(row, "kl_error");
             return kl_text(number(row, field)) +
                    (error && std::isfinite(spread) ? fmt::format(" ± {:.1g}", spread) : "");
@@ -186,9 +173,10 @@ const std::vector<Column>& columns() {
         {"KL mean", kl("kl_mean", true)},
         {"KL p99", kl("kl_p99", false)},
         {"top-1 %",
-         [](const Json& row) { return words(row, "spec") == "f16" ? "" : shown(100 * number(row, "top1"), 2); }},
+         [](const Json& row) { return text_of(row, "spec") == "f16" ? "" : shown(100 * number(row, "top1"), 2); }},
         {"tok/s", fixed("prefill_tok_s", 1, 1)},
-        {"read", [](const Json& row) { return words(row, "spec") == "floor" ? "" : html(words(row, "path")); }, true}};
+        {"read", [](const Json& row) { return text_of(row, "spec") == "floor" ? "" : html(text_of(row, "path")); },
+         true}};
     return all;
 }
 
@@ -206,7 +194,7 @@ std::string table(const Json& r, const std::vector<Json>& parts) {
     const std::vector<bool> front = on_front(caches);
     size_t next = 0;
     for (const Json& row : r["rows"]) {
-        const std::string spec = words(row, "spec");
+        const std::string spec = text_of(row, "spec");
         const bool floor = spec == "floor", cache = next < caches.size() && caches[next] == row;
         const bool best = cache && front[next];
         next += cache;
@@ -279,10 +267,11 @@ Result<std::string> section(const Json& r, size_t index) {
          heat.empty()
              ? ""
              : fmt::format("Layer {}, KV head {}, keys after RoPE, {} tokens from the start of the first text; a "
-                           "row is a page of 128 tokens. Rank correlation of range and mean |q| over the channels: "
+                           "row is a page of 128 tokens, empty where a cache has not packed it. Rank correlation of "
+                           "range and mean |q| over the channels: "
                            "{:.2f}. Caches with one width for all channels are not drawn.",
                            heat.value("layer", 0), heat.value("kv_head", 0), number_of(heat.value("tokens", 0)),
-                           heat.value("spearman", 0.0))});
+                           number(heat, "spearman"))});
     std::vector<std::string> missing;
     for (const Plot& plot : plots) {
         if (!plot.svg) return plot.svg.status();
@@ -298,78 +287,6 @@ Result<std::string> section(const Json& r, size_t index) {
 }
 
 } // namespace
-
-Status check_result(const Json& r) {
-    const auto wrong = [](const std::string& text) { return Status(StatusCode::invalid_argument, text); };
-    if (!r.is_object()) return wrong("is not a JSON object");
-    for (const char* field : {"model", "model_sha256", "text", "weights"})
-        if (words(r, field).empty())
-            return wrong(fmt::format("has no text in the field '{}', as results of compare have", field));
-    if (!r.contains("rows") || !r["rows"].is_array()) return wrong("has no list 'rows', as results of compare have");
-    for (const Json& row : r["rows"]) {
-        if (!row.is_object() || words(row, "spec").empty()) return wrong("has a row without 'spec'");
-        for (const char* field : {"tokens", "true_bits", "kl_mean"}) {
-            if (!row.contains(field) || !row[field].is_number())
-                return wrong(
-                    fmt::format("row '{}' has no number '{}', as results of compare have", words(row, "spec"), field));
-        }
-    }
-    return {};
-}
-
-std::vector<Json> join_results(const std::vector<Json>& results) {
-    std::vector<Json> out;
-    for (const Json& r : results) {
-        const auto same =
-            std::find_if(out.begin(), out.end(), [&](const Json& o) { return identity(o) == identity(r); });
-        if (same == out.end()) {
-            out.push_back(r);
-            continue;
-        }
-        Json& to = *same;
-        if (!to.contains("parts")) {
-            Json first = to;
-            first.erase("rows"), first.erase("layers"), first.erase("heat");
-            to["parts"] = Json::array({std::move(first)});
-        }
-        Json part = r;
-        part.erase("rows"), part.erase("layers"), part.erase("heat");
-        to["parts"].push_back(std::move(part));
-        const auto add = [](Json& rows, const Json& more) {
-            const auto name = [](const Json& row) {
-                return words(row, "spec") == "floor" ? "floor" : row.value("canonical", words(row, "spec"));
-            };
-            for (const Json& row : more) {
-                if (std::none_of(rows.begin(), rows.end(), [&](const Json& own) { return name(own) == name(row); }))
-                    rows.push_back(row);
-            }
-        };
-        add(to["rows"], r["rows"]);
-        for (const Json& text : r.value("warnings", Json::array())) {
-            Json& known = to["warnings"];
-            if (std::find(known.begin(), known.end(), text) == known.end()) known.push_back(text);
-        }
-        if (r.contains("layers")) {
-            if (to.contains("layers"))
-                add(to["layers"]["rows"], r["layers"]["rows"]);
-            else
-                to["layers"] = r["layers"];
-        }
-        if (r.contains("heat") && !to.contains("heat")) to["heat"] = r["heat"];
-    }
-    return out;
-}
-
-std::string result_name(const Json& r) {
-    std::vector<std::string> texts;
-    if (r.contains("texts")) {
-        for (const Json& text : r["texts"])
-            texts.push_back(std::filesystem::path(words(text, "text")).filename().string());
-    } else {
-        texts.push_back(std::filesystem::path(words(r, "text")).filename().string());
-    }
-    return fmt::format("{} on {}", std::filesystem::path(words(r, "model")).stem().string(), fmt::join(texts, " and "));
-}
 
 Result<std::string> html_report(const std::vector<Json>& results) {
     std::vector<std::string> names;
