@@ -155,8 +155,9 @@ std::vector<Step> steps_of(const Model& model, const std::vector<std::vector<int
 
 // Contexts whose true bits are worked out.
 std::vector<int64_t> lengths_of(const CompareOptions& options) {
-    if (options.context > 0) return {options.context};
-    return {std::begin(kCurve), std::end(kCurve)};
+    std::vector<int64_t> out(std::begin(kCurve), std::end(kCurve));
+    if (options.context > 0) out.push_back(options.context);
+    return out;
 }
 
 void finish(const Context& context, const CompareOptions& options, const std::optional<LengthBits>& lengths,
@@ -168,9 +169,9 @@ void finish(const Context& context, const CompareOptions& options, const std::op
     result->bits = now.footprint.true_bits();
     result->bits_key = now.footprint.true_bits(0);
     result->bits_value = now.footprint.true_bits(1);
-    if (lengths && options.context > 0) result->bits_context = lengths->bits(0, *context.cache());
-    for (size_t i = 0; lengths && options.context == 0 && i < std::size(kCurve); ++i)
+    for (size_t i = 0; lengths && i < std::size(kCurve); ++i)
         result->curve[i] = lengths->bits(i, *context.cache());
+    if (lengths && options.context > 0) result->bits_context = lengths->bits(std::size(kCurve), *context.cache());
     result->non_finite = now.footprint.non_finite;
     result->path = now.path;
     result->isa = now.isa;

@@ -22,7 +22,7 @@ struct CompareOptions {
     int32_t ubatch = 128;            // tokens a step
     int32_t threads = 0;
     StepMode step = StepMode::decode;
-    int64_t context = 0; // true bits are told for it, in place of the curve, where it is set
+    int64_t context = 0; // true bits are told for it too, where it is set
     int32_t all_windows() const { return std::accumulate(windows.begin(), windows.end(), 0); }
 };
 

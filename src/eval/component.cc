@@ -42,8 +42,8 @@ bool same_decision(const SidePlan& a, const SidePlan& b) {
 // The cache of all layers, of which one is looked at.
 class Bench {
 public:
-    Bench(const ComponentInput& input, Cache& cache)
-        : input_(input), cache_(cache), shape_(input.seen.shape.layers[size_t(input.layer)]) {}
+    Bench(const ComponentInput& input, bool alone, Cache& cache)
+        : input_(input), alone_(alone), cache_(cache), shape_(input.seen.shape.layers[size_t(input.layer)]) {}
 
     // Rows [first, first + count), each layer's own; out: [count][H * Dv] of the measured layer.
     Status append(int32_t first, int32_t count, std::vector<float>* out) {
@@ -58,7 +58,7 @@ public:
         for (size_t il = 0; il < input_.seen.layers.size(); ++il) {
             const LayerShape& l = input_.seen.shape.layers[il];
             const CapturedLayer& x = input_.seen.layers[il];
-            if (!l.has_kv()) continue;
+            if (!l.has_kv() || (alone_ && int32_t(il) != input_.layer)) continue;
             const RowsF32 q = view(x.q, l.heads, l.key_dim);
             cache_.write(int32_t(il), q, view(x.k, l.kv_heads, l.key_dim), view(x.v, l.kv_heads, l.value_dim));
             if (int32_t(il) != input_.layer) continue;
@@ -175,6 +175,7 @@ public:
 
 private:
     const ComponentInput& input_;
+    const bool alone_;
     Cache& cache_;
     const LayerShape& shape_;
     std::vector<bool> frozen_ = std::vector<bool>(size_t(2 * shape_.kv_heads), false);
@@ -242,7 +243,7 @@ Result<ComponentResult> component(const ComponentInput& input, const std::string
     Result<std::unique_ptr<Cache>> made = Cache::create(input.seen.shape, spec);
     if (!made) return made.status();
     Cache& cache = **made;
-    Bench bench(input, cache);
+    Bench bench(input, options.alone, cache);
     ComponentResult out;
     out.spec = spec, out.canonical = cache.method().spec();
     std::vector<float> attended;

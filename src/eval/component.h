@@ -26,6 +26,7 @@ ComponentInput random_input(const RandomNetwork& network, int32_t rows);
 struct ComponentOptions {
     int32_t prefill = 384; // rows of the first step
     int32_t decode = 64;   // rows that follow one at a time; the measured ones
+    bool alone = false;    // fill only the measured layer; sizes are then of a cache whose others are empty
 };
 
 inline constexpr int32_t kSinkRows = 4;

@@ -1,15 +1,16 @@
 #include "eval/lengths.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <map>
+#include <numeric>
 
 namespace kvmosaic::eval {
 
 namespace {
 
 constexpr int64_t kChunk = 512;
-// From kFirst rows on a cache grows by whole pages alone: what it adds from kFirst to kSecond it adds every time.
-constexpr int64_t kFirst = 4096, kSecond = 8192;
 
 // Calls f(layer, head, side) for all that a shape keeps, in a fixed order.
 template <typename F>
@@ -33,37 +34,119 @@ std::vector<float> made_up(size_t n) {
     return out;
 }
 
+// Whether every layer has the sizes and fixed plans of the first, so that each adds the same.
+bool layers_alike(const ModelShape& shape, const std::string& spec) {
+    const Result<std::unique_ptr<Method>> method = open_method(spec);
+    if (!method || !(*method)->accept(shape)) return false; // for Cache::create to say
+    const LayerShape& first = shape.layers.front();
+    for (size_t i = 0; i < shape.layers.size(); ++i) {
+        const LayerShape& l = shape.layers[i];
+        if (!l.has_kv() || !l.same_sizes(first)) return false;
+        for (int32_t head = 0; head < l.kv_heads; ++head) {
+            for (const Side side : {Side::key, Side::value}) {
+                const SidePlan a = (*method)->initial(side, 0, head, l.dim(side));
+                const SidePlan b = (*method)->initial(side, int32_t(i), head, l.dim(side));
+                const auto sizes = [](const Transform& t) {
+                    return std::array{size_t(t.hadamard), t.order.size(), t.scale.size(), t.shift.size()};
+                };
+                const bool same = a.store == b.store && a.raw == b.raw && a.window == b.window && a.space == b.space &&
+                                  a.pins == b.pins && a.ladder == b.ladder && sizes(a.transform) == sizes(b.transform);
+                if (!same) return false;
+            }
+        }
+    }
+    return true;
+}
+
 } // namespace
 
-Result<LengthBits> LengthBits::make(const ModelShape& shape, const std::string& spec, std::vector<int64_t> lengths) {
+int64_t LengthBits::Entry::bytes() const {
+    return std::accumulate(pages.begin(), pages.end(), fixed, [](int64_t n, const Pages& p) { return n + p.bytes; });
+}
+
+LengthBits::Entry LengthBits::entry_of(const Cache& cache) {
+    const Footprint f = cache.footprint();
+    Entry entry;
+    entry.fixed = f.cache_bytes() - f.packed[0] - f.packed[1];
+    entry.values = f.values[0] + f.values[1];
+    each_side(cache.shape(), [&](int32_t layer, int32_t head, Side side) {
+        Pages pages;
+        pages.count = cache.pages(0, layer, side);
+        for (int64_t i = 0; i < pages.count; ++i)
+            pages.bytes += cache.page(0, layer, head, side, i).layout->bytes;
+        const int32_t dim = cache.shape().layers[size_t(layer)].dim(side);
+        const StoreSpec store = cache.method().initial(side, layer, head, dim).store;
+        pages.varies = store.kind == StoreKind::tiered && store.page_map;
+        entry.pages.push_back(pages);
+    });
+    return entry;
+}
+
+// `times` steps of second - first behind `second`.
+LengthBits::Entry LengthBits::beyond(const Entry& first, const Entry& second, int64_t times) {
+    const auto grown = [times](int64_t a, int64_t b) { return b + (b - a) * times; };
+    Entry out = second;
+    out.fixed = grown(first.fixed, second.fixed);
+    out.values = grown(first.values, second.values);
+    for (size_t i = 0; i < out.pages.size(); ++i) {
+        out.pages[i].count = grown(first.pages[i].count, second.pages[i].count);
+        out.pages[i].bytes = grown(first.pages[i].bytes, second.pages[i].bytes);
+    }
+    return out;
+}
+
+Result<LengthBits> LengthBits::make(const ModelShape& shape, const std::string& spec,
+                                    const std::vector<int64_t>& lengths) {
+    const int64_t n = int64_t(shape.layers.size());
+    if (n <= 3 || !layers_alike(shape, spec)) return whole(shape, spec, lengths);
+    ModelShape fewer = shape;
+    fewer.layers.resize(1);
+    Result<LengthBits> one = whole(fewer, spec, lengths);
+    fewer.layers.push_back(shape.layers[1]);
+    const Result<LengthBits> two = whole(fewer, spec, lengths);
+    if (!one || !two) return whole(shape, spec, lengths); // a method that serves the whole model alone
+    const auto spread = [n](int64_t a, int64_t b) { return a + (b - a) * (n - 1); };
+    for (size_t i = 0; i < one->entries_.size(); ++i) {
+        Entry& entry = one->entries_[i];
+        entry.fixed = spread(entry.fixed, two->entries_[i].fixed);
+        entry.values = spread(entry.values, two->entries_[i].values);
+        const std::vector<Pages> layer = entry.pages;
+        for (int64_t copy = 1; copy < n; ++copy)
+            entry.pages.insert(entry.pages.end(), layer.begin(), layer.end());
+    }
+    one->growth_ = spread(one->growth_, two->growth_);
+    return one;
+}
+
+Result<LengthBits> LengthBits::whole(const ModelShape& shape, const std::string& spec,
+                                     const std::vector<int64_t>& lengths) {
     CacheOptions options;
     options.step = StepMode::chunk;
     Result<std::unique_ptr<Cache>> made = Cache::create(shape, spec, options);
     if (!made) return made.status();
     Cache& cache = **made;
-    int64_t widest = 0;
+    int64_t widest = 0, settled = 0;
     for (const LayerShape& l : shape.layers) {
         widest = std::max<int64_t>({widest, int64_t(l.heads) * l.key_dim, int64_t(l.kv_heads) * l.value_dim});
     }
-    const std::vector<float> rows = made_up(size_t(widest * kChunk));
-    const SeqId names[] = {0};
-
-    bool straight = true;
+    // From `settled` on every 128 rows add what the 128 before them added.
     each_side(shape, [&](int32_t layer, int32_t head, Side side) {
         const Window w = cache.method().initial(side, layer, head, shape.layers[size_t(layer)].dim(side)).window;
-        straight = straight && w.front + w.keep + w.flush + w.first <= kFirst - kPageTokens;
+        settled = std::max<int64_t>(settled, w.front + w.keep + w.flush + w.first);
     });
-    const auto follows = [&](int64_t n) { return straight && n > kSecond && (n - kSecond) % kPageTokens == 0; };
-    std::vector<int64_t> filled;
+    settled = (settled + kPageTokens - 1) / kPageTokens * kPageTokens + kPageTokens;
+    // Where a length's sizes are measured: at itself, or 128 rows apart at the same place in a page.
+    const auto start = [&](int64_t n) {
+        return n <= settled + kPageTokens ? n : settled + (n - settled) % kPageTokens;
+    };
+    std::map<int64_t, Entry> seen{{settled, {}}, {settled + kPageTokens, {}}};
     for (const int64_t n : lengths)
-        if (!follows(n)) filled.push_back(n);
-    if (filled.size() < lengths.size()) filled.insert(filled.end(), {kFirst, kSecond});
-    std::sort(filled.begin(), filled.end());
-    filled.erase(std::unique(filled.begin(), filled.end()), filled.end());
+        seen[start(n)], seen[std::min(n, start(n) + kPageTokens)];
 
-    std::vector<Entry> entries; // of `filled`
+    const std::vector<float> rows = made_up(size_t(widest * kChunk));
+    const SeqId names[] = {0};
     int64_t at = 0;
-    for (const int64_t length : filled) {
+    for (auto& [length, entry] : seen) {
         while (at < length) {
             const int64_t n = std::min(kChunk, length - at);
             std::vector<StepRow> step(static_cast<size_t>(n));
@@ -80,42 +163,20 @@ Result<LengthBits> LengthBits::make(const ModelShape& shape, const std::string& 
             cache.end_step();
             at += n;
         }
-        const Footprint f = cache.footprint();
-        Entry entry;
-        entry.fixed = f.cache_bytes() - f.packed[0] - f.packed[1];
-        entry.values = f.values[0] + f.values[1];
-        each_side(shape, [&](int32_t layer, int32_t head, Side side) {
-            Pages pages;
-            pages.count = cache.pages(0, layer, side);
-            for (int64_t i = 0; i < pages.count; ++i)
-                pages.bytes += cache.page(0, layer, head, side, i).layout->bytes;
-            const StoreSpec store =
-                cache.method().initial(side, layer, head, shape.layers[size_t(layer)].dim(side)).store;
-            pages.varies = store.kind == StoreKind::tiered && store.page_map;
-            entry.pages.push_back(pages);
-        });
-        entries.push_back(std::move(entry));
+        entry = entry_of(cache);
     }
-    const auto entry_of = [&](int64_t n) -> const Entry& {
-        return entries[size_t(std::find(filled.begin(), filled.end(), n) - filled.begin())];
-    };
     LengthBits out;
-    for (const int64_t n : lengths)
-        out.entries_.push_back(follows(n) ? beyond(entry_of(kFirst), entry_of(kSecond), n) : entry_of(n));
+    for (const int64_t n : lengths) {
+        const int64_t first = start(n);
+        out.entries_.push_back(
+            first == n ? seen[n] : beyond(seen[first], seen[first + kPageTokens], (n - first) / kPageTokens - 1));
+    }
+    out.growth_ = seen[settled + kPageTokens].bytes() - seen[settled].bytes();
     return out;
 }
 
-LengthBits::Entry LengthBits::beyond(const Entry& first, const Entry& second, int64_t length) {
-    const auto grown = [&](int64_t a, int64_t b) { return b + (b - a) * (length - kSecond) / (kSecond - kFirst); };
-    Entry out = second;
-    out.fixed = grown(first.fixed, second.fixed);
-    out.values = grown(first.values, second.values);
-    for (size_t i = 0; i < out.pages.size(); ++i) {
-        out.pages[i].count = grown(first.pages[i].count, second.pages[i].count);
-        out.pages[i].bytes = grown(first.pages[i].bytes, second.pages[i].bytes);
-    }
-    return out;
-}
+int64_t LengthBits::bytes(size_t i) const { return entries_[i].bytes(); }
+double LengthBits::bits(size_t i) const { return 8.0 * double(bytes(i)) / double(entries_[i].values); }
 
 double LengthBits::bits(size_t i, const Cache& measured) const {
     const Entry& entry = entries_[i];

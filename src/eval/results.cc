@@ -28,11 +28,13 @@ std::string identity_of_texts(const CompareHead& head) {
 
 // The fields that must be equal for windows of two runs to belong together.
 ordered_json identity(const CompareHead& head) {
-    return {{"model_sha256", head.model_sha256}, {"text_sha256", identity_of_texts(head)},
-            {"weights", head.weights},           {"version", head.version},
-            {"window", head.options.window},     {"score_from", head.options.score_from},
-            {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)},
-            {"attend", attend_setting()}};
+    ordered_json out{{"model_sha256", head.model_sha256}, {"text_sha256", identity_of_texts(head)},
+                     {"weights", head.weights},           {"version", head.version},
+                     {"window", head.options.window},     {"score_from", head.options.score_from},
+                     {"ubatch", head.options.ubatch},     {"step", name_of(head.options.step)},
+                     {"attend", attend_setting()}};
+    if (head.options.context > 0) out["match_ctx"] = head.options.context;
+    return out;
 }
 
 // {"512": bits, "1024": ...}; lengths that nothing tells are left out.
@@ -54,6 +56,7 @@ ordered_json window_json(const WindowResult& w) {
             {"bits_key", w.bits_key},
             {"bits_value", w.bits_value},
             {"curve", curve_json(w.curve)},
+            {"bits_context", number_json(w.bits_context)},
             {"non_finite", w.non_finite},
             {"path", w.path},
             {"isa", w.isa}};
@@ -74,6 +77,7 @@ WindowResult window_from(const ordered_json& j) {
         const auto told = j.at("curve").find(std::to_string(kCurve[i]));
         if (told != j.at("curve").end()) told->get_to(w.curve[i]);
     }
+    if (const auto bits = j.find("bits_context"); bits != j.end() && bits->is_number()) bits->get_to(w.bits_context);
     j.at("non_finite").get_to(w.non_finite);
     j.at("path").get_to(w.path);
     j.at("isa").get_to(w.isa);
@@ -253,7 +257,7 @@ Status load_progress(const std::string& path, const CompareHead& head, std::vect
     try {
         const ordered_json want = identity(head);
         for (const auto& [field, value] : want.items()) {
-            const ordered_json& have = file.at("identity").at(field);
+            const ordered_json have = file.at("identity").value(field, ordered_json());
             if (have != value) {
                 return {StatusCode::invalid_argument,
                         fmt::format("--resume {}: belongs to another comparison ({} is {} there, {} here); name a new "

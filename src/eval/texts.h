@@ -12,4 +12,6 @@ namespace kvmosaic::eval {
 // names it.
 Result<std::string> read_text(const std::string& path);
 
+const std::string& sample_text(); // data/sample.txt, as it was when the program was built
+
 } // namespace kvmosaic::eval

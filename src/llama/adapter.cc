@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "llama-ext.h"
 #include "llama/request.h"
 
 namespace kvmosaic {
@@ -108,6 +109,13 @@ Cache* cache_of(llama_context* context) {
 }
 
 ModelShape shape_of(const llama_model* model) { return seam::shape_from(*model); }
+
+ContextMemory memory_beside_cache(const llama_context* context) {
+    ContextMemory out;
+    for (const auto& [type, memory] : llama_get_memory_breakdown(context))
+        out.weights += int64_t(memory.model), out.compute += int64_t(memory.compute);
+    return out;
+}
 
 const Rope* rope_of(llama_context* context, int32_t layer) {
     seam::Memory* memory = memory_of(context);

@@ -5,6 +5,7 @@
 
 #include "kvmosaic/cache.h"
 #include "llama.h"
+#include "llama/context_memory.h"
 #include "llama/maker.h"
 #include "llama/probe.h"
 
@@ -30,6 +31,8 @@ Cache* cache_of(llama_context* context);
 // Sizes of every layer as the cache will see them, and the fingerprint, before any context exists. Rotations depend on
 // the context: its cache's shape has them.
 ModelShape shape_of(const llama_model* model);
+
+ContextMemory memory_beside_cache(const llama_context* context);
 
 // Rotation of a layer's keys as the graph states it; null when the context is not on our cache or there is no such
 // layer, `known` = false when the keys are not the direct result of a plain rotation.

@@ -12,7 +12,8 @@ class Usage(Case):
     def test_help_and_version(self):
         self.assertRegex(self.good("--version").out, r"^kvmosaic \d+\.\d+\.\d+ \(commit \S+\)\n$")
         top = self.good("--help").out
-        for verb in ["run", "compare", "eval", "calibrate", "tune", "bench", "inspect", "methods", "fetch", "serve", "devices"]:
+        for verb in ["run", "advise", "compare", "eval", "calibrate", "tune", "bench", "inspect", "methods", "fetch", "serve",
+                     "devices"]:
             self.assertIn(verb, top)
             self.assertIn("Examples\n  kvmosaic %s" % verb, self.good(verb, "--help").out)
 

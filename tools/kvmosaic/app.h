@@ -111,6 +111,7 @@ void add_common(CLI::App* app, Common* common);
 void add_run(CLI::App& app);
 void add_serve(CLI::App& app);
 void add_compare(CLI::App& app);
+void add_advise(CLI::App& app);
 void add_report(CLI::App& app);
 void add_methods(CLI::App& app);
 void add_inspect(CLI::App& app);

@@ -9,6 +9,7 @@
 #include "eval/compare.h"
 #include "eval/gnuplot.h"
 #include "eval/layers.h"
+#include "eval/match.h"
 #include "eval/results.h"
 #include "eval/texts.h"
 #include "kvmosaic/app.h"
@@ -25,6 +26,7 @@ struct Options {
     std::vector<int> windows;
     int window = 2048, score_from = 256, ubatch = 0;
     int64_t tokens = 0;
+    eval::MatchWish match;
     bool force = false, layers = false;
     Common common;
 };
@@ -122,8 +124,13 @@ nlohmann::ordered_json heat(const Options& o, const eval::Model& model, const st
     return eval::heat_json(take(eval::heat_map(seen, layer, head, o.specs)), own->heads[size_t(head)]);
 }
 
-void compare(const Options& o, bool score_given) {
+void compare(Options o, bool score_given) {
     check_specs(o.specs);
+    const bool matching = !o.match.budgets.empty();
+    if (o.specs.empty() && !matching) bad_usage("--cache SPEC is needed (kvmosaic methods), or --match-bits");
+    if (!matching && (!o.match.methods.empty() || o.match.context != 0))
+        bad_usage("--method and --match-ctx go with --match-bits");
+    check(eval::validate(o.match));
     const std::string heat_wish = o.heat.empty() ? (o.html.empty() ? "off" : "auto") : o.heat;
     const auto heat_head = heat_wish == "off" ? std::nullopt : head_of(heat_wish);
     if (!o.html.empty()) check(eval::check_gnuplot());
@@ -151,6 +158,15 @@ void compare(const Options& o, bool score_given) {
     for (const std::string& text : contents)
         tokens.push_back(model.tokenize(text, true, false));
     check(eval::validate(head.options, head.texts, tokens, model.trained_context()));
+    ProgressBar bar;
+    eval::Matched matched;
+    if (matching) {
+        matched = take(eval::match_bits(model, o.match, o.common.threads, bar.receiver()));
+        bar.finish();
+        head.options.context = matched.context;
+        eval::add_specs(matched.specs(), &o.specs);
+        head.options.specs = o.specs;
+    }
     std::vector<eval::Row> rows = eval::plan_rows(o.specs);
     const bool with_heat = heat_wish != "off" && head.options.window >= kPageTokens;
     if (!o.heat.empty() && o.heat != "off" && !with_heat)
@@ -176,11 +192,11 @@ void compare(const Options& o, bool score_given) {
     };
     nlohmann::ordered_json heat_map;
     if (with_heat) heat_map = heat(o, model, tokens.front(), head.options.window, heat_head);
-    ProgressBar bar;
     check(eval::compare(model, tokens, head.options, &rows, landed, bar.receiver()));
     if (o.layers) check(eval::compare_layers(model, {tokens.front()}, one, &layers, landed, bar.receiver()));
     bar.finish();
     nlohmann::ordered_json result = eval::to_json(head, rows);
+    if (matching) result["match"] = eval::to_json(matched, rows);
     if (o.layers) result["layers"] = eval::layers_json(one, layers);
     if (with_heat) result["heat"] = std::move(heat_map);
 
@@ -188,6 +204,7 @@ void compare(const Options& o, bool score_given) {
         fmt::print("{}\n{}: {} tokens each, scored from token {}, step {}\n", origin_text(prepared), texts_text(head),
                    head.options.window, head.options.score_from, o.step);
         fmt::print("{}", eval::to_table(rows));
+        if (matching) fmt::print("\n{}", eval::to_table(matched, rows));
     }
     for (const std::string& words : eval::warnings(rows))
         warn(words);
@@ -208,8 +225,17 @@ void add_compare(CLI::App& app) {
         ->required()
         ->allow_extra_args(false);
     verb->add_option("--cache", o->specs, "cache spec (kvmosaic methods); repeat for more rows (f16 is always there)")
-        ->required()
         ->allow_extra_args(false);
+    verb->add_option("--match-bits", o->match.budgets,
+                     "true bits a value, separated by commas: of each --method the setting nearest to them")
+        ->delimiter(',');
+    verb->add_option("--method", o->match.methods,
+                     "with --match-bits: a method, or a spec whose options all settings keep (kvquant:calib=FILE); "
+                     "repeat for more; default: all that need no file")
+        ->allow_extra_args(false);
+    verb->add_option("--match-ctx", o->match.context,
+                     "with --match-bits: tokens at which bits are matched (default 32768, or as trained where that is "
+                     "less)");
     verb->add_option("--window", o->window, "tokens a window")->capture_default_str();
     verb->add_option("--windows", o->windows,
                      "windows from a text's start, for all texts or once for each (default 4; or -f FILE:N)")
@@ -249,6 +275,7 @@ void add_compare(CLI::App& app) {
         "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --tokens 1024 --json result.json\n"
         "  kvmosaic compare -m small -f long.txt --cache mixkvq --resume run.progress\n"
         "  kvmosaic compare -m tiny -f text.txt --cache mixkvq --cache kivi:bits=2 --layers --html report.html\n"
+        "  kvmosaic compare -m small -f text.txt --match-bits 2.5,3.3 --method kivi --method mixkvq --method mosaic\n"
         "  kvmosaic compare -m tiny -f wiki.txt:4 -f gsm8k.jsonl:2 --cache kivi:bits=2\n"
         "\"bits\" are true bits per value: codes, scales, offsets, maps, padding and raw windows, at the end of a "
         "window.\n"

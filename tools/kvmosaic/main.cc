@@ -33,6 +33,7 @@ int program(int argc, char** argv) {
     app.get_formatter()->column_width(34);
     add_run(app);
     add_compare(app);
+    add_advise(app);
     add_report(app);
     add_eval(app);
     add_calibrate(app);
