@@ -7,6 +7,7 @@
 
 #include "eval/gnuplot.h"
 #include "eval/labels.h"
+#include "eval/pareto.h"
 
 namespace kvmosaic::eval {
 
@@ -56,15 +57,15 @@ std::string bit_tics(double from, double to) {
     return "set xtics (" + out + ")\n";
 }
 
-struct Point {
+struct Mark {
     double bits = 0, kl = 0, error = 0;
     std::string series, label;
     bool front = false;
 };
 
-std::string data_of(const std::vector<Point>& points, const std::string& series) {
+std::string data_of(const std::vector<Mark>& points, const std::string& series) {
     std::string out;
-    for (const Point& p : points)
+    for (const Mark& p : points)
         if (p.series == series)
             out += fmt::format("{:.8g} {:.8g} {:.8g} {:.8g}\n", p.bits, p.kl, std::max(p.kl - p.error, p.kl / 10),
                                p.kl + p.error);
@@ -72,11 +73,11 @@ std::string data_of(const std::vector<Point>& points, const std::string& series)
 }
 
 // The best KL at no more than so many bits: a line to the right and down.
-std::vector<std::pair<double, double>> front_of(std::vector<Point> points, const std::string& series, double last) {
-    std::erase_if(points, [&](const Point& p) { return !p.front || (!series.empty() && p.series != series); });
-    std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.bits < b.bits; });
+std::vector<std::pair<double, double>> steps_of(std::vector<Mark> points, const std::string& series, double last) {
+    std::erase_if(points, [&](const Mark& p) { return !p.front || (!series.empty() && p.series != series); });
+    std::sort(points.begin(), points.end(), [](const Mark& a, const Mark& b) { return a.bits < b.bits; });
     std::vector<std::pair<double, double>> out;
-    for (const Point& p : points)
+    for (const Mark& p : points)
         out.emplace_back(p.bits, p.kl);
     if (!out.empty()) out.emplace_back(last, out.back().second);
     return out;
@@ -134,13 +135,11 @@ std::vector<Json> caches_of(const Json& result) {
 }
 
 std::vector<bool> on_front(const std::vector<Json>& rows) {
+    const auto point = [](const Json& row) { return Point{row["true_bits"], row["kl_mean"]}; };
     std::vector<bool> out;
     for (const Json& mine : rows) {
-        const double bits = mine["true_bits"], kl = mine["kl_mean"];
-        out.push_back(std::none_of(rows.begin(), rows.end(), [&](const Json& other) {
-            const double b = other["true_bits"], k = other["kl_mean"];
-            return b <= bits && k <= kl && (b < bits || k < kl);
-        }));
+        const auto better = [&](const Json& other) { return dominates(point(other), point(mine)); };
+        out.push_back(std::none_of(rows.begin(), rows.end(), better));
     }
     return out;
 }
@@ -160,14 +159,14 @@ std::string short_spec(const std::string& spec, size_t most) {
 Result<std::string> pareto_plot(const std::string& name, const std::vector<Json>& results,
                                 const std::vector<std::string>& names) {
     const bool several = results.size() > 1;
-    std::vector<Point> points;
+    std::vector<Mark> points;
     std::vector<std::string> series;
     for (size_t r = 0; r < results.size(); ++r) {
         const std::vector<Json> rows = caches_of(results[r]);
         const std::vector<bool> front = on_front(rows);
         for (size_t i = 0; i < rows.size(); ++i) {
             const std::string spec = text_of(rows[i], "spec");
-            Point p{rows[i]["true_bits"], rows[i]["kl_mean"], rows[i].value("kl_error", 0.0), "", "", front[i]};
+            Mark p{rows[i]["true_bits"], rows[i]["kl_mean"], rows[i].value("kl_error", 0.0), "", "", front[i]};
             if (!(p.kl > 0) || !(p.bits > 0)) continue;
             p.series = several ? names[r] : family_of(spec);
             p.label = several ? (p.front ? short_spec(spec, 30) : "") : options_of(spec);
@@ -177,23 +176,23 @@ Result<std::string> pareto_plot(const std::string& name, const std::vector<Json>
         }
     }
     if (points.empty()) return std::string();
-    const auto [fewest, most] = std::minmax_element(points.begin(), points.end(),
-                                                    [](const Point& a, const Point& b) { return a.bits < b.bits; });
+    const auto [fewest, most] =
+        std::minmax_element(points.begin(), points.end(), [](const Mark& a, const Mark& b) { return a.bits < b.bits; });
     const auto [least, worst] =
-        std::minmax_element(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.kl < b.kl; });
+        std::minmax_element(points.begin(), points.end(), [](const Mark& a, const Mark& b) { return a.kl < b.kl; });
     Frame f;
     f.x0 = fewest->bits * 0.94, f.x1 = most->bits * 1.08;
     f.y0 = least->kl / 2, f.y1 = worst->kl * 1.6;
     std::string script = kStyle;
     if (!several) script += references(results.front(), f);
     std::vector<Label> labels;
-    for (const Point& p : points)
+    for (const Mark& p : points)
         labels.push_back({f.px(p.bits), f.py(p.kl), p.label});
     std::vector<Box> lines{{0, 0.35 * f.inner_width(), 0, 20},
                            {0.7 * f.inner_width(), f.inner_width(), 0, 20}}; // references
     std::vector<std::string> fronts;
     for (size_t i = 0; i < (several ? series.size() : 1); ++i) {
-        const auto front = front_of(points, several ? series[i] : "", f.x1);
+        const auto front = steps_of(points, several ? series[i] : "", f.x1);
         fronts.emplace_back();
         for (size_t n = 0; n < front.size(); ++n) {
             const auto& [x, y] = front[n];
