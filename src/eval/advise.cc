@@ -131,9 +131,9 @@ Result<Advice> advise(const AdviseWish& wish, int64_t context, const ContextMemo
         for (const AdvicePick& p : out.picks)
             if (p.setting.spec == s.spec) return;
         const bool limited = wish.by != By::bits && out.budget > 0;
-        const int64_t tokens = limited ? tokens_within(s, context, out.budget) : 0;
+        const int64_t room = limited ? tokens_within(s, context, out.budget) : 0;
         out.picks.push_back(
-            {role, s, s.bytes <= out.budget, wish.trained > 0 ? std::min(tokens, wish.trained) : tokens});
+            {role, s, s.bytes <= out.budget, wish.trained > 0 ? std::min(room, wish.trained) : room});
     };
     Ranking ranking(choices, harm);
 
