@@ -33,8 +33,8 @@ Status check_result(const Json& r) {
         if (!row.is_object() || text_of(row, "spec").empty()) return wrong("has a row without 'spec'");
         for (const char* field : {"tokens", "true_bits", "kl_mean"}) {
             if (!row.contains(field) || !row[field].is_number())
-                return wrong(
-                    fmt::format("row '{}' has no number '{}', as results of compare have", text_of(row, "spec"), field));
+                return wrong(fmt::format("row '{}' has no number '{}', as results of compare have",
+                                         text_of(row, "spec"), field));
         }
     }
     return {};
@@ -91,7 +91,8 @@ std::string result_name(const Json& r) {
     } else {
         texts.push_back(std::filesystem::path(text_of(r, "text")).filename().string());
     }
-    return fmt::format("{} on {}", std::filesystem::path(text_of(r, "model")).stem().string(), fmt::join(texts, " and "));
+    return fmt::format("{} on {}", std::filesystem::path(text_of(r, "model")).stem().string(),
+                       fmt::join(texts, " and "));
 }
 
 } // namespace kvmosaic::eval

@@ -65,14 +65,17 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
         labels.push_back({r.px(study.trials[i].search.bits), r.py(study.trials[i].search.kl),
                           fmt::format("{}: {}", i, name_of(study.trials[i], study.head))});
     const double inner_width = (kRight - kLeft) * kWidth, inner_height = (kTop - kBottom) * kHeight;
-    place_labels(&labels, inner_width, inner_height, 12, {{0.62 * inner_width, inner_width, inner_height - 110, inner_height}});
+    place_labels(&labels, inner_width, inner_height, 12,
+                 {{0.62 * inner_width, inner_width, inner_height - 110, inner_height}});
 
-    std::string script = "set border 3 lw 0.8 lc rgb '#444444'\nset tics nomirror out scale 0.6\n"
-                         "set grid lc rgb '#dddddd' lw 0.6 dt 1\nset format y '%g'\nset logscale xy\n"
-                         "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,10,12,16)\nset key top right samplen 1.6 width -4\n";
-    script += fmt::format("set lmargin at screen {}\nset rmargin at screen {}\nset bmargin at screen {}\nset tmargin at "
-                          "screen {}\n",
-                          kLeft, kRight, kBottom, kTop);
+    std::string script =
+        "set border 3 lw 0.8 lc rgb '#444444'\nset tics nomirror out scale 0.6\n"
+        "set grid lc rgb '#dddddd' lw 0.6 dt 1\nset format y '%g'\nset logscale xy\n"
+        "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,10,12,16)\nset key top right samplen 1.6 width -4\n";
+    script +=
+        fmt::format("set lmargin at screen {}\nset rmargin at screen {}\nset bmargin at screen {}\nset tmargin at "
+                    "screen {}\n",
+                    kLeft, kRight, kBottom, kTop);
     script += fmt::format("set xrange [{:.6g}:{:.6g}]\nset yrange [{:.6g}:{:.6g}]\n", r.x0, r.x1, r.y0, r.y1);
     script += fmt::format("set xlabel 'true bits per value at {} tokens, windows and all metadata in (log scale)'\nset "
                           "ylabel 'mean KL against the f16 cache, nats (log scale)' offset 1,0\n",
