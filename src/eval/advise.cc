@@ -12,6 +12,7 @@ namespace kvmosaic::eval {
 namespace {
 
 constexpr int64_t kShortest = 256; // tokens, of a context that is offered in place of the wish's
+constexpr double kSoundBits = 2;   // true bits of pages; no context is made longer by fewer, which is a ruin
 constexpr double kStep = 0.07;     // a neighbour differs by so much of the bytes at least
 
 bool by_size(const SizedSetting& a, const SizedSetting& b) { return a.bytes < b.bytes; }
@@ -113,11 +114,13 @@ int64_t tokens_within(const SizedSetting& s, int64_t context, int64_t budget) {
 } // namespace
 
 int64_t longest_context(const AdviseWish& wish, int64_t budget, const SizedChoices& choices) {
+    const double values = double(choices.values) / double(wish.context) * double(kPageTokens); // what `growth` is for
+    if (smallest(choices).bytes <= budget) return wish.context;
     int64_t best = 0;
     for (const SizedSetting& s : choices.settings)
-        best = std::max(best, tokens_within(s, wish.context, budget));
+        if (8 * double(s.growth) / values >= kSoundBits) best = std::max(best, tokens_within(s, wish.context, budget));
     best = best / kShortest * kShortest;
-    return best >= kShortest ? std::min(best, wish.context) : 0;
+    return best >= kShortest ? best : 0;
 }
 
 Result<Advice> advise(const AdviseWish& wish, int64_t context, const ContextMemory& beside, const SizedChoices& choices,
@@ -131,9 +134,8 @@ Result<Advice> advise(const AdviseWish& wish, int64_t context, const ContextMemo
         for (const AdvicePick& p : out.picks)
             if (p.setting.spec == s.spec) return;
         const bool limited = wish.by != By::bits && out.budget > 0;
-        const int64_t tokens = limited ? tokens_within(s, context, out.budget) : 0;
-        out.picks.push_back(
-            {role, s, s.bytes <= out.budget, wish.trained > 0 ? std::min(tokens, wish.trained) : tokens});
+        const int64_t room = limited ? tokens_within(s, context, out.budget) : 0;
+        out.picks.push_back({role, s, s.bytes <= out.budget, wish.trained > 0 ? std::min(room, wish.trained) : room});
     };
     Ranking ranking(choices, harm);
 
@@ -156,7 +158,7 @@ Result<Advice> advise(const AdviseWish& wish, int64_t context, const ContextMemo
     int64_t limit = out.budget;
     const SizedSetting& least = smallest(choices);
     if (context < wish.context) {
-        out.reasons.push_back(fmt::format("{} tokens{} do not fit at any setting; {} is the most that does",
+        out.reasons.push_back(fmt::format("{} tokens{} do not fit; {} is the most that does at two bits or more",
                                           wish.context, each(wish.sequences), context));
         out.met = false;
     }

@@ -57,7 +57,8 @@ using Harm = std::function<Result<double>(const std::string& spec)>;
 // Bytes that the wish leaves for the cache; may be negative.
 int64_t cache_budget(const AdviseWish& wish, const ContextMemory& beside, const SizedChoices& choices);
 
-// The longest context that some setting allows where the wish's own is too long for all of them; 0 where none does.
+// The longest context that fits at two bits or more where the wish's own does not fit at any setting, else the wish's
+// own; 0: none does.
 int64_t longest_context(const AdviseWish& wish, int64_t budget, const SizedChoices& choices);
 
 // `choices` are for `context`, which is the wish's unless that was impossible.

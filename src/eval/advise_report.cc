@@ -32,7 +32,7 @@ std::string wish_text(const AdviceReport& r) {
         break;
     }
     return fmt::format("at most {} with weights and buffers, which leave {}", bytes_text(r.wish.bytes),
-                       bytes_text(std::max<int64_t>(0, r.advice.budget)));
+                       r.advice.budget > 0 ? bytes_text(r.advice.budget) : "nothing");
 }
 
 // "; it changes one prediction in 38"
@@ -67,7 +67,11 @@ std::string table(const AdviceReport& r) {
             out += fmt::format("  {:>9.5f} {:>8.5f}  {:>7.2f}  {:>9.4f} {:>7.4f}", m.kl_mean, m.kl_error, 100 * m.top1,
                                m.ppl_ratio, m.ppl_ratio_error);
         }
-        out += fmt::format("  {}{}\n", p.role == AdviceRole::reference ? "16 bit" : name_of(p.role),
+        const bool nearest = p.role == AdviceRole::recommended && !p.fits;
+        out += fmt::format("  {}{}\n",
+                           nearest                           ? "nearest"
+                           : p.role == AdviceRole::reference ? "16 bit"
+                                                             : name_of(p.role),
                            p.fits ? "" : ", does not fit");
     }
     return out;

@@ -135,13 +135,19 @@ Result<LengthBits> LengthBits::whole(const ModelShape& shape, const std::string&
         settled = std::max<int64_t>(settled, w.front + w.keep + w.flush + w.first);
     });
     settled = (settled + kPageTokens - 1) / kPageTokens * kPageTokens + kPageTokens;
-    // Where a length's sizes are measured: at itself, or 128 rows apart at the same place in a page.
-    const auto start = [&](int64_t n) {
-        return n <= settled + kPageTokens ? n : settled + (n - settled) % kPageTokens;
-    };
-    std::map<int64_t, Entry> seen{{settled, {}}, {settled + kPageTokens, {}}};
-    for (const int64_t n : lengths)
-        seen[start(n)], seen[std::min(n, start(n) + kPageTokens)];
+    // Where a length's sizes are measured: at itself, or 128 rows apart at the same place in a page, both behind a
+    // first stop there, at which the cache's table of layouts grows by what that place needs.
+    const auto place = [settled](int64_t n) { return settled + (n - settled) % kPageTokens; };
+    const auto start = [&](int64_t n) { return n <= settled + 2 * kPageTokens ? n : place(n) + kPageTokens; };
+    std::map<int64_t, Entry> seen;
+    std::vector<int64_t> stops = lengths;
+    stops.push_back(settled);
+    for (const int64_t n : stops) {
+        if (n > settled + 2 * kPageTokens || n == settled)
+            seen[place(n) + kPageTokens], seen[place(n) + 2 * kPageTokens];
+        if (n >= settled) seen[place(n)];
+        seen[start(n)];
+    }
 
     const std::vector<float> rows = made_up(size_t(widest * kChunk));
     const SeqId names[] = {0};
@@ -171,7 +177,7 @@ Result<LengthBits> LengthBits::whole(const ModelShape& shape, const std::string&
         out.entries_.push_back(
             first == n ? seen[n] : beyond(seen[first], seen[first + kPageTokens], (n - first) / kPageTokens - 1));
     }
-    out.growth_ = seen[settled + kPageTokens].bytes() - seen[settled].bytes();
+    out.growth_ = seen[settled + 2 * kPageTokens].bytes() - seen[settled + kPageTokens].bytes();
     return out;
 }
 

@@ -238,7 +238,12 @@ TEST(Advise, AShorterContextWhereNoSettingFits) {
     const AdviseWish wish = wish_by(By::cache_memory, 1'500'000);
     // the smallest grows by 16,000 bytes in 128 tokens and lacks 500,000: 32 pages, then whole 256
     EXPECT_EQ(longest_context(wish, 1'500'000, choices), (16'000 - 32 * 128) / 256 * 256);
+    // settings below two bits would allow more, but are not worth it
+    SizedChoices lower = choices;
+    lower.settings.push_back({"poor", "poor1", 1, 1'000'000, 8'000});
+    EXPECT_EQ(longest_context(wish, 1'500'000, lower), longest_context(wish, 1'500'000, choices));
     EXPECT_EQ(longest_context(wish, 9'000'000, choices), 16'000);
+    EXPECT_EQ(longest_context(wish, 1'000'000, lower), 16'000); // fits, so nothing is shortened
     EXPECT_EQ(longest_context(wish, 10'000, choices), 0);
     EXPECT_EQ(longest_context(wish, -5, choices), 0);
     const Advice got = advice_for(wish, 11'776);

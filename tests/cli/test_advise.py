@@ -59,7 +59,7 @@ class Advise(Case):
         self.assertRegex(" ".join(got["reasons"]), "50.0 MiB are too little: weights take .* is the least that works")
         self.assertFalse(got["met"])
         got = self.ask("--cache-memory", "4MiB", "--ctx", 8192)
-        self.assertRegex(" ".join(got["reasons"]), "8192 tokens do not fit at any setting; %d" % got["context"])
+        self.assertRegex(" ".join(got["reasons"]), "8192 tokens do not fit; %d is the most" % got["context"])
         self.assertTrue(256 <= got["context"] < 8192 and got["rows"][0]["fits"], got)
         self.assertLessEqual(got["rows"][0]["cache_bytes"], 4 * 2 ** 20)
         self.assertIn("--ctx %d" % got["context"], got["run"])
