@@ -12,7 +12,7 @@ EOF
 }
 
 packages=(g++ make cmake ninja-build git python3 python3-pip python3-numpy libcli11-dev libfmt-dev nlohmann-json3-dev libssl-dev libgtest-dev
-    libxxhash-dev libzstd-dev gnuplot-nox)
+    libxxhash-dev libzstd-dev zlib1g-dev gnuplot-nox)
 list=no
 for arg in "$@"; do
     case $arg in
@@ -31,8 +31,8 @@ fi
 need() {
     cat >&2 <<'EOF'
 deps.sh: this is no Debian system, so nothing was installed. kvmosaic needs: g++ 12 or another C++20 compiler, make,
-CMake 3.23, ninja, git, Python 3.8 with pip, and the libraries CLI11, fmt, nlohmann-json, OpenSSL's libcrypto, xxhash
-and GoogleTest with their headers. With zstd saved sequences can be compressed. One test needs NumPy and is skipped
+CMake 3.23, ninja, git, Python 3.8 with pip, and the libraries CLI11, fmt, nlohmann-json, OpenSSL's libcrypto, xxhash,
+zlib and GoogleTest with their headers. With zstd saved sequences can be compressed. One test needs NumPy and is skipped
 without it. Reports are drawn by gnuplot.
 EOF
 }

@@ -215,6 +215,8 @@ public:
 
     // ---- looking in (between steps) ----
     Footprint footprint() const;
+    // What it would be with only this sequence in the cache; counters of values and seals met so far stay the cache's.
+    Footprint footprint(SeqId seq) const;
     int64_t packed_rows(SeqId seq, int32_t layer, Side side) const; // beyond the front
     int64_t pages(SeqId seq, int32_t layer, Side side) const;       // pages that hold packed rows
     PageView page(SeqId seq, int32_t layer, int32_t kv_head, Side side, int64_t index) const;

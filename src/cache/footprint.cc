@@ -6,12 +6,11 @@
 
 namespace kvmosaic {
 
-Footprint Cache::footprint() const {
-    const Impl& im = *impl_;
+Footprint Cache::Impl::footprint(const std::vector<const Sequence*>& held, Layouts which) const {
     Footprint f;
-    std::unordered_set<const Sequence*> seen;
     std::unordered_set<const Page*> counted;
     std::unordered_set<const SidePlan*> plans_seen;
+    std::unordered_set<const PageLayout*> used;
     const auto count = [&](const Page* page, int64_t* bytes) {
         if (!page || !counted.insert(page).second) return false;
         const int64_t exact = page->layout ? int64_t(Arena::rounded(sizeof(Page) + page->layout->bytes)) : 0;
@@ -19,25 +18,19 @@ Footprint Cache::footprint() const {
             f.reserved += page->block - exact;
             if (!page->layout) return true;
         }
+        used.insert(page->layout);
         *bytes += page->layout->bytes;
         f.tables += exact - page->layout->bytes;
         return true;
     };
-    std::vector<const Sequence*> held;
-    for (const auto& [id, seq] : im.sequences)
-        if (seen.insert(seq.get()).second) held.push_back(seq.get());
-    for (const auto& [hash, prefix] : im.prefixes) {
-        held.push_back(prefix.state.get());
-        f.tables += int64_t(sizeof(Prefix)) + int64_t(prefix.tokens.size() * sizeof(int32_t));
-    }
     for (const Sequence* seq : held) {
         f.tables += int64_t(sizeof(Sequence)) + int64_t(seq->positions.size() * sizeof(int32_t)) +
                     int64_t(seq->packed.size() * 2 * sizeof(int64_t)) + int64_t(seq->sides.size() * sizeof(SideState));
         bool first_side = true;
-        im.each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
+        each_side([&](int32_t layer, int32_t, Side side, int32_t index) {
             const SideState& state = seq->sides[size_t(index)];
-            const int64_t front = im.plans[size_t(index)].window.front;
-            const int side_number = int(side), dim = im.shape.layers[size_t(layer)].dim(side);
+            const int64_t front = plans[size_t(index)].window.front;
+            const int side_number = int(side), dim = shape.layers[size_t(layer)].dim(side);
             f.tables += int64_t(state.slots.size() * sizeof(Slot));
             f.statistics += int64_t((state.abs_sum.size() + state.past_sums.size()) * sizeof(float)) +
                             int64_t(state.past_count.size() * sizeof(int64_t));
@@ -63,15 +56,36 @@ Footprint Cache::footprint() const {
             first_side = false;
         });
     }
-    f.tables += int64_t(im.layouts.size() * sizeof(PageLayout));
-    f.scratch = im.scratch_bytes.load() + int64_t(im.step.partial.size() * sizeof(float));
-    f.allocated = im.arena.live();
-    f.arena = im.arena.held();
-    f.non_finite = im.non_finite.load();
-    f.saturated = im.saturated.load();
-    f.ladders = im.sealed_ladders.load();
-    f.raised = im.raised.load();
+    f.tables += int64_t((which == Layouts::all ? layouts.size() : used.size()) * sizeof(PageLayout));
+    f.scratch = scratch_bytes.load() + int64_t(step.partial.size() * sizeof(float));
+    f.allocated = arena.live();
+    f.arena = arena.held();
+    f.non_finite = non_finite.load();
+    f.saturated = saturated.load();
+    f.ladders = sealed_ladders.load();
+    f.raised = raised.load();
     return f;
+}
+
+Footprint Cache::footprint() const {
+    std::vector<const Sequence*> held;
+    std::unordered_set<const Sequence*> seen;
+    int64_t names = 0;
+    for (const auto& [id, seq] : impl_->sequences)
+        if (seen.insert(seq.get()).second) held.push_back(seq.get());
+    for (const auto& [hash, prefix] : impl_->prefixes) {
+        held.push_back(prefix.state.get());
+        names += int64_t(sizeof(Prefix)) + int64_t(prefix.tokens.size() * sizeof(int32_t));
+    }
+    Footprint f = impl_->footprint(held, Impl::Layouts::all);
+    f.tables += names;
+    return f;
+}
+
+Footprint Cache::footprint(SeqId seq) const {
+    const Sequence* one = impl_->find(seq);
+    return impl_->footprint(one ? std::vector<const Sequence*>{one} : std::vector<const Sequence*>{},
+                            Impl::Layouts::used);
 }
 
 } // namespace kvmosaic

@@ -237,6 +237,10 @@ struct Cache::Impl {
     Status can_turn() const;
     void compact_side(Sequence& seq, int32_t index);
 
+    // Of these sequences; `layouts`: all that there are, or those of their pages.
+    enum class Layouts : uint8_t { all, used };
+    Footprint footprint(const std::vector<const Sequence*>& held, Layouts layouts) const;
+
     // ---- prefixes ----
     bool evict_prefix();       // the least recently used one that nobody uses; false: there is none
     int64_t evictable() const; // bytes of the arena that evicting would free

@@ -79,12 +79,13 @@ LogListener::~LogListener() {
 
 void Model::Free::operator()(llama_model* m) const { llama_model_free(m); }
 
-Result<Model> Model::load(const std::string& path, const Progress& progress) {
+Result<Model> Model::load(const std::string& path, const Progress& progress, const LoadOptions& options) {
     GgufInfo info;
     if (Status bad = check_gguf(path, &info); !bad) return bad;
     last_log_error();
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = 0;
+    params.use_extra_bufts = options.repack;
     params.load_mode = info.mappable ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     struct Tell {
         const Progress& progress;
@@ -168,7 +169,7 @@ Result<Context> Context::make(const Model& model, const ContextOptions& options)
     }
     const int32_t size = options.context > 0 ? options.context : trained;
     params.n_ctx = uint32_t(size) * uint32_t(options.sequences);
-    params.n_ubatch = uint32_t(std::max(std::min(options.ubatch, size), options.sequences));
+    params.n_ubatch = uint32_t(std::max(std::min(options.ubatch, size * options.sequences), options.sequences));
     params.n_batch = params.n_ubatch;
     params.n_seq_max = uint32_t(options.sequences);
     params.n_threads = params.n_threads_batch = thread_count(options.threads);
@@ -198,6 +199,7 @@ int32_t Context::length_of(int32_t sequence) const {
 }
 
 Status Context::fork(int32_t from, int32_t to) { return cache_of(get())->fork(from, to); }
+void Context::remove(int32_t sequence) { cache_of(get())->remove(sequence); }
 Status Context::truncate(int32_t rows) { return cache_of(get())->truncate(0, rows); }
 
 void Context::clear() {
@@ -238,28 +240,35 @@ Status run_batch(llama_context* context, const Batch& batch, double* seconds) {
 
 } // namespace
 
-Status Context::decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits) {
-    const int32_t n = int32_t(tokens.size()), at = length();
+Status Context::step(std::span<const Piece> pieces) {
+    size_t n = 0;
+    for (const Piece& piece : pieces) {
+        const int32_t at = length_of(piece.sequence), more = int32_t(piece.tokens.size());
+        if (int64_t(at) + more > size()) {
+            return {
+                StatusCode::out_of_capacity,
+                fmt::format("the context of {} tokens is full: {} are in it and {} more do not fit", size(), at, more)};
+        }
+        n += piece.tokens.size();
+    }
     if (n == 0) return {};
-    if (n > ubatch_) {
+    if (n > size_t(ubatch_)) {
         return {StatusCode::invalid_argument, fmt::format("{} tokens in one step, 1 to {} are possible", n, ubatch_)};
     }
-    if (at + n > size()) {
-        return {StatusCode::out_of_capacity,
-                fmt::format("the context of {} tokens is full: {} are in it and {} more do not fit", size(), at, n)};
+    Batch batch(n);
+    for (const Piece& piece : pieces) {
+        const int32_t at = length_of(piece.sequence), count = int32_t(piece.tokens.size());
+        for (int32_t i = 0; i < count; ++i) {
+            const bool wanted = piece.logits.empty() ? i == count - 1 : piece.logits[size_t(i)] != 0;
+            batch.add(piece.tokens[size_t(i)], at + i, piece.sequence, wanted);
+        }
     }
-    Batch batch(tokens.size());
-    for (int32_t i = 0; i < n; ++i)
-        batch.add(tokens[size_t(i)], at + i, 0, logits.empty() ? i == n - 1 : logits[size_t(i)] != 0);
     return run_batch(get(), batch, &seconds_);
 }
 
-Status Context::decode_each(std::span<const int32_t> sequences, std::span<const int32_t> tokens) {
-    if (tokens.empty()) return {};
-    Batch batch(tokens.size());
-    for (size_t i = 0; i < tokens.size(); ++i)
-        batch.add(tokens[i], length_of(sequences[i]), sequences[i], true);
-    return run_batch(get(), batch, &seconds_);
+Status Context::decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits) {
+    const Piece piece{0, tokens, logits};
+    return step({&piece, 1});
 }
 
 Status Context::prefill(std::span<const int32_t> tokens, const Progress& progress) {
@@ -285,10 +294,10 @@ std::string attend_setting() {
     return options.restore ? "restore" : name_of(options.accuracy);
 }
 
-CacheReport report(const Context& context) {
+CacheReport report(const Context& context, std::optional<int32_t> sequence) {
     CacheReport out;
     const Cache* cache = cache_of(context.get()); // ends the step under way
-    out.footprint = cache->footprint();
+    out.footprint = sequence ? cache->footprint(*sequence) : cache->footprint();
     out.path = name_of(cache->path());
     const bool codes = cache->path() == Path::fused || cache->path() == Path::partly;
     if (codes && cache->accuracy() == Accuracy::fast) out.path += ", fast";

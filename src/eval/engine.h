@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,10 +32,16 @@ public:
     LogListener& operator=(const LogListener&) = delete;
 };
 
+struct LoadOptions {
+    // Lets ggml store weights in an order of its own, where the products of a token are rounded by its place among the
+    // others of its step. Without it a token's products do not depend on what is computed beside it.
+    bool repack = true;
+};
+
 class Model {
 public:
     // Checks the file before libllama sees it.
-    static Result<Model> load(const std::string& path, const Progress& progress = {});
+    static Result<Model> load(const std::string& path, const Progress& progress = {}, const LoadOptions& options = {});
 
     llama_model* get() const { return model_.get(); }
     const llama_vocab* vocab() const;
@@ -60,6 +67,13 @@ private:
     std::vector<std::string> warnings_;
 };
 
+// Tokens that a sequence gets in a step.
+struct Piece {
+    int32_t sequence = 0;
+    std::span<const int32_t> tokens;
+    std::span<const uint8_t> logits = {}; // for which of them logits are wanted; empty: for the last one
+};
+
 struct ContextOptions {
     std::string spec = "f16";
     MethodMaker method;  // in place of `spec` where it is set
@@ -81,17 +95,17 @@ public:
     int32_t length() const;                // tokens of sequence 0
     void clear();
 
-    // Appends tokens to sequence 0; `logits` tells for which of them logits are wanted (empty: for the last one).
-    // At most `ubatch` tokens a call. Refuses, with nothing changed, what does not fit.
-    Status decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits = {});
-    // One more token for each of these sequences; logits in their order.
-    Status decode_each(std::span<const int32_t> sequences, std::span<const int32_t> tokens);
+    // Appends tokens to sequences, each of which may stand in one piece only. At most `ubatch` tokens (and a token for
+    // each sequence) a call. Refuses, with nothing changed, what does not fit.
+    Status step(std::span<const Piece> pieces);
+    Status decode(std::span<const int32_t> tokens, std::span<const uint8_t> logits = {}); // step of sequence 0
     Status fork(int32_t from, int32_t to); // `to` becomes equal to `from`
-    Status truncate(int32_t rows);         // of sequence 0
+    void remove(int32_t sequence);
+    Status truncate(int32_t rows); // of sequence 0
     int32_t length_of(int32_t sequence) const;
     // Any number of tokens, logits of the last one.
     Status prefill(std::span<const int32_t> tokens, const Progress& progress = {});
-    const float* logits(int32_t i) const;       // of the i-th token of the last decode, [vocabulary]; -1: the last
+    const float* logits(int32_t i) const;       // of the i-th token of the last step, [vocabulary]; -1: the last
     double seconds() const { return seconds_; } // spent in decode since clear()
 
 private:
@@ -107,11 +121,11 @@ private:
 // How this process attends packed pages: "exact", "fast" or "restore" (KVMOSAIC_ACCURACY, KVMOSAIC_RESTORE).
 std::string attend_setting();
 
-// Bytes and bits of a context's cache now.
+// Bytes and bits of a context's cache now, or those of one sequence as if it were alone.
 struct CacheReport {
     Footprint footprint;
     std::string path, isa; // "fused" and "avx2", for example
 };
-CacheReport report(const Context& context);
+CacheReport report(const Context& context, std::optional<int32_t> sequence = std::nullopt);
 
 } // namespace kvmosaic::eval

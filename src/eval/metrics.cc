@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace kvmosaic::eval {
 
@@ -65,6 +66,24 @@ Summary summarize(const std::vector<float>& values) {
     for (const float v : values)
         squares += (v - out.mean) * (v - out.mean);
     if (values.size() > 1) out.error = std::sqrt(squares / (n - 1) / n);
+    return out;
+}
+
+Summary summarize(const std::vector<std::vector<float>>& blocks) {
+    Summary out;
+    double n = 0, sum = 0, squares = 0;
+    for (const std::vector<float>& block : blocks) {
+        n += double(block.size());
+        sum = std::accumulate(block.begin(), block.end(), sum);
+    }
+    if (n == 0) return out;
+    out.mean = sum / n;
+    for (const std::vector<float>& block : blocks) {
+        const double off = std::accumulate(block.begin(), block.end(), 0.0) - double(block.size()) * out.mean;
+        squares += off * off;
+    }
+    const double count = double(blocks.size());
+    out.error = blocks.size() > 1 ? std::sqrt(squares * count / (count - 1)) / n : NAN;
     return out;
 }
 

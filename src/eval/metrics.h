@@ -25,6 +25,9 @@ struct Summary {
     double error = 0; // standard error of the mean, positions taken as independent
 };
 Summary summarize(const std::vector<float>& values);
+// Of all values; the error allows for those of a block (a window of a text) being alike, as neighbours in a text are.
+// One block alone tells no error: NaN.
+Summary summarize(const std::vector<std::vector<float>>& blocks);
 
 // Softmax weights of a query over n rows (row t at keys + t * stride), all of it in double.
 std::vector<double> attention_weights(const float* q, const float* keys, int64_t stride, int64_t dim, int64_t n,

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "kvmosaic/method.h"
+#include "eval/answers.h"
 
 namespace kvmosaic::eval {
 
@@ -55,29 +55,6 @@ Status wrong(const std::string& text) { return {StatusCode::invalid_argument, te
 
 bool same_place(const PasskeyResult& r, const std::string& canonical, int32_t length, double depth, int32_t trial) {
     return r.canonical == canonical && r.length == length && r.depth == depth && r.trial == trial;
-}
-
-Result<PasskeyResult> ask(const Model& model, Context& context, const PasskeyTask& task) {
-    context.clear();
-    PasskeyResult out;
-    if (Status bad = context.prefill(task.tokens); !bad) return bad;
-    for (int32_t i = 0; i < kAnswerTokens; ++i) {
-        const float* logits = context.logits(-1);
-        const int32_t token = int32_t(std::max_element(logits, logits + model.vocab_size()) - logits);
-        if (!std::isfinite(logits[token])) return Status(StatusCode::corrupt, "the model's output is not finite");
-        if (model.ends_generation(token)) break;
-        out.answer += model.piece(token);
-        const int32_t one[] = {token};
-        if (Status bad = context.decode(one); !bad) return bad;
-    }
-    const CacheReport now = report(context);
-    out.length = task.length, out.depth = task.depth, out.trial = task.trial, out.key = task.key;
-    out.tokens = int32_t(task.tokens.size());
-    out.hit = holds_key(out.answer, task.key);
-    out.bits = now.footprint.true_bits();
-    out.cache_bytes = now.footprint.cache_bytes();
-    out.path = now.path, out.isa = now.isa;
-    return out;
 }
 
 } // namespace
@@ -158,52 +135,44 @@ Status validate(const PasskeyOptions& o, int32_t trained) {
 
 Status passkey(const Model& model, const PasskeyOptions& options, std::vector<PasskeyResult>* results,
                const std::function<Status(const PasskeyResult&)>& landed, const Progress& progress) {
-    std::vector<std::string> specs{"f16"};
-    for (const std::string& spec : options.specs) {
-        if (spec != "f16") specs.push_back(spec);
-    }
-    const double total = double(specs.size() * options.lengths.size() * options.depths.size()) * options.trials;
-    double done = 0;
-    for (const std::string& spec : specs) {
-        const auto method = open_method(spec);
-        if (!method) return method.status();
-        const std::string canonical = (*method)->spec();
-        Context context; // made when the first prompt needs it
-        for (const int32_t length : options.lengths) {
-            for (const double depth : options.depths) {
-                for (int32_t trial = 0; trial < options.trials; ++trial) {
-                    if (progress) progress(fmt::format("{} at {} tokens", spec, length), done / total);
-                    ++done;
-                    if (std::any_of(results->begin(), results->end(), [&](const PasskeyResult& r) {
-                            return same_place(r, canonical, length, depth, trial);
-                        })) {
-                        continue;
-                    }
-                    if (!context.get()) {
-                        ContextOptions wish;
-                        wish.spec = spec;
-                        wish.context =
-                            *std::max_element(options.lengths.begin(), options.lengths.end()) + kAnswerTokens;
-                        wish.ubatch = options.ubatch;
-                        wish.threads = options.threads;
-                        Result<Context> made = Context::make(model, wish);
-                        if (!made) return made.status();
-                        context = std::move(*made);
-                    }
-                    const Result<PasskeyTask> task = make_passkey(model, length, depth, trial, options.seed);
-                    if (!task) return task.status();
-                    Result<PasskeyResult> result = ask(model, context, *task);
-                    if (!result) {
-                        return {result.status().code(), fmt::format("cache '{}': {}", spec, result.status().message())};
-                    }
-                    result->spec = spec, result->canonical = canonical;
-                    results->push_back(*result);
-                    if (Status bad = landed(*result); !bad) return bad;
-                }
+    const Result<std::vector<CacheName>> caches = beside_f16(options.specs);
+    if (!caches) return caches.status();
+    std::vector<PasskeyTask> tasks;
+    std::vector<Prompt> prompts;
+    for (const int32_t length : options.lengths) {
+        for (const double depth : options.depths) {
+            for (int32_t trial = 0; trial < options.trials; ++trial) {
+                Result<PasskeyTask> task = make_passkey(model, length, depth, trial, options.seed);
+                if (!task) return task.status();
+                prompts.push_back({task->tokens, kAnswerTokens});
+                tasks.push_back(std::move(*task));
             }
         }
     }
-    return {};
+    AnswersOptions wish;
+    wish.batch.batch = options.batch;
+    wish.batch.chunk = options.ubatch;
+    wish.batch.threads = options.threads;
+    const auto has = [&](size_t cache, size_t item) {
+        const PasskeyTask& task = tasks[item];
+        return std::any_of(results->begin(), results->end(), [&](const PasskeyResult& r) {
+            return same_place(r, (*caches)[cache].canonical, task.length, task.depth, task.trial);
+        });
+    };
+    const auto take = [&](size_t cache, const Answer& answer) {
+        const PasskeyTask& task = tasks[answer.item];
+        PasskeyResult out;
+        out.spec = (*caches)[cache].spec, out.canonical = (*caches)[cache].canonical;
+        out.length = task.length, out.depth = task.depth, out.trial = task.trial, out.key = task.key;
+        out.tokens = int32_t(task.tokens.size());
+        out.answer = answer.text;
+        out.hit = holds_key(answer.text, task.key);
+        out.bits = answer.bits, out.cache_bytes = answer.cache_bytes;
+        out.path = answer.path, out.isa = answer.isa;
+        results->push_back(out);
+        return landed(out);
+    };
+    return answer_all(model, *caches, prompts, wish, has, take, progress);
 }
 
 } // namespace kvmosaic::eval

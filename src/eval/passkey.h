@@ -15,6 +15,7 @@ struct PasskeyOptions {
     std::vector<double> depths{0.1, 0.5, 0.9};     // 0: at the start of the filler, 1: just before the question
     int32_t trials = 5;                            // keys and texts for each length and depth
     uint32_t seed = 1;
+    int32_t batch = 4; // prompts under way at once
     int32_t ubatch = 128;
     int32_t threads = 0;
 };

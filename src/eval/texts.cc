@@ -1,36 +1,24 @@
 #include "eval/texts.h"
 
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include "eval/files.h"
+#include "eval/records.h"
 
 namespace kvmosaic::eval {
 
 Result<std::string> read_text(const std::string& path) {
-    Result<std::string> file = read_file(path);
-    if (!file || !path.ends_with(".jsonl")) return file;
-    const auto wrong = [&](int line, const std::string& why) {
-        return Status(StatusCode::invalid_argument, fmt::format("{}, line {}: {}", path, line, why));
+    if (!path.ends_with(".jsonl") && !path.ends_with(".jsonl.gz")) return read_file(path);
+    const auto read = [&](const char* first, const char* between, const char* second) -> Result<std::string> {
+        const Result<Records> records = read_records(path, {first, second});
+        if (!records) return records.status();
+        std::string out;
+        for (const nlohmann::json& record : records->items)
+            out += record[first].get<std::string>() + between + record[second].get<std::string>() + "\n\n";
+        return out;
     };
-    std::string out;
-    int number = 0;
-    for (size_t at = 0; at < file->size();) {
-        const size_t end = std::min(file->find('\n', at), file->size());
-        const std::string line = file->substr(at, end - at);
-        at = end + 1;
-        ++number;
-        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        const nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
-        if (!record.is_object()) return wrong(number, "is not a JSON object");
-        for (const char* field : {"question", "answer"}) {
-            if (!record.contains(field) || !record[field].is_string()) {
-                return wrong(number, fmt::format("has no text in the field '{}'", field));
-            }
-        }
-        out += record["question"].get<std::string>() + "\n" + record["answer"].get<std::string>() + "\n\n";
-    }
-    return out;
+    const Result<Records> any = read_records(path, {});
+    if (!any) return any.status();
+    if (any->items.front().contains("canonical_solution")) return read("prompt", "", "canonical_solution");
+    return read("question", "\n", "answer");
 }
 
 } // namespace kvmosaic::eval

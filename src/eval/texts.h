@@ -1,4 +1,4 @@
-// Texts of an evaluation: a plain file, or question-and-answer records one a line.
+// Texts of an evaluation: a plain file, or records one a line.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace kvmosaic::eval {
 
-// The file as one text ("-": standard input). A name that ends in .jsonl holds an object a line whose strings
-// `question` and `answer` are joined by a line end, records by an empty line; a line that is none is an error that
-// names it.
+// The file as one text ("-": standard input). A name that ends in .jsonl or .jsonl.gz holds an object a line: its
+// strings `question` and `answer` joined by a line end, or `prompt` and `canonical_solution` as they follow each other,
+// whichever the first has; records are joined by an empty line. A line that is none is an error that names it.
 Result<std::string> read_text(const std::string& path);
 
 const std::string& sample_text(); // data/sample.txt, as it was when the program was built

@@ -36,6 +36,28 @@ TEST(Prefix, PagesAreSharedAndCountedOnce) {
     EXPECT_EQ(cache->footprint().allocated, 0);
 }
 
+// What a sequence weighs alone is what a cache with nothing else weighs, shared pages or not.
+TEST(Footprint, OfOneSequenceKnowsNothingOfOthers) {
+    const ModelShape shape = one_layer(2, 1, 64);
+    const Text text(shape.layers[0], 600, 1), other(shape.layers[0], 600, 2);
+    for (const char* spec : {"f16", "kivi:bits=2", "mixkvq:raw_share=0.125,mid_share=0.5"}) {
+        auto alone = make(shape, spec), full = make(shape, spec);
+        feed(*alone, text, 0, 400);
+        const Footprint want = alone->footprint();
+        feed(*full, text, 0, 300);
+        ASSERT_TRUE(full->fork(0, 1).ok());
+        feed(*full, text, 300, 100);
+        feed(*full, other, 300, 50, 1);
+        feed(*full, other, 0, 500, 2);
+        const Footprint got = full->footprint(0);
+        EXPECT_EQ(got.tokens, 400) << spec;
+        EXPECT_EQ(got.cache_bytes(), want.cache_bytes()) << spec;
+        EXPECT_EQ(got.true_bits(0), want.true_bits(0)) << spec;
+        EXPECT_GT(full->footprint().cache_bytes(), 2 * got.cache_bytes()) << spec;
+        EXPECT_EQ(full->footprint(7).tokens, 0);
+    }
+}
+
 TEST(Prefix, NamesOtherThanTheRowsAreRefused) {
     const ModelShape shape = one_layer(2, 1, 64);
     const Text text(shape.layers[0], 100, 1);

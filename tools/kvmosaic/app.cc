@@ -53,16 +53,17 @@ std::string find_model(const std::string& wish) {
          fmt::join(model_names(), ", "));
 }
 
-eval::Model load_model(const std::string& path) {
+eval::Model load_model(const std::string& path, const eval::LoadOptions& options) {
     ProgressBar bar;
-    eval::Model model = take(eval::Model::load(path, bar.receiver()));
+    eval::Model model = take(eval::Model::load(path, bar.receiver(), options));
     bar.finish();
     for (const std::string& text : model.warnings())
         warn(text);
     return model;
 }
 
-Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common) {
+Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common,
+                       const eval::LoadOptions& options) {
     const auto type = take(eval::parse_weights(weights.empty() ? "f16" : weights));
     Prepared out;
     out.source = find_model(wish);
@@ -79,7 +80,7 @@ Prepared prepare_model(const std::string& wish, const std::string& weights, cons
     bar.finish();
     if (!found.warning.empty()) warn(found.warning);
     out.weights = name_of(found.type);
-    out.model = load_model(found.path);
+    out.model = load_model(found.path, options);
     return out;
 }
 

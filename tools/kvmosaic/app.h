@@ -60,7 +60,7 @@ std::string find_model(const std::string& wish);
 const std::vector<std::string>& model_names();
 
 // Loads with a progress bar; says what in the file will hurt.
-eval::Model load_model(const std::string& path);
+eval::Model load_model(const std::string& path, const eval::LoadOptions& options = {});
 
 // A model whose weights are dequantized for an honest comparison where that was asked for (empty: by default).
 struct Prepared {
@@ -68,7 +68,8 @@ struct Prepared {
     std::string weights;        // "f16", "f32", "as-is": what is loaded
     eval::Model model;
 };
-Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common);
+Prepared prepare_model(const std::string& wish, const std::string& weights, const Common& common,
+                       const eval::LoadOptions& options = {});
 void add_weights(CLI::App* app, std::string* weights);
 
 // Loads the model that was named and makes a context on it.
@@ -124,5 +125,10 @@ void add_tune(CLI::App& app);
 void add_passkey(CLI::App& eval);
 void add_component(CLI::App& eval);
 void add_channels(CLI::App& eval);
+void add_gsm8k(CLI::App& eval);
+void add_generate(CLI::App& eval);
+void add_longbench(CLI::App& eval);
+void add_ifeval(CLI::App& eval);
+void add_perplexity(CLI::App& eval); // ppl, kl, humaneval
 
 } // namespace kvmosaic::tool

@@ -8,6 +8,7 @@
 #include "eval/build.h"
 #include "eval/passkey.h"
 #include "kvmosaic/app.h"
+#include "kvmosaic/lines.h"
 
 namespace kvmosaic::tool {
 
@@ -58,55 +59,6 @@ eval::PasskeyResult result_from(const ordered_json& j) {
     return r;
 }
 
-// JSON lines: the first says what they are of, each other one is a result. An unfinished last line is dropped.
-class Lines {
-public:
-    Lines(std::string path, const ordered_json& head) : path_(std::move(path)), text_(head.dump() + "\n") {
-        if (path_.empty() || !eval::exists(path_)) return;
-        const std::string old = take(eval::read_file(path_));
-        size_t at = 0;
-        for (int number = 1; at < old.size(); ++number) {
-            const size_t end = old.find('\n', at);
-            if (end == std::string::npos) break;
-            read(old.substr(at, end - at), number, head);
-            at = end + 1;
-        }
-        if (at == 0 && !old.empty()) bad_usage("--resume {}: is not a file of passkey results; name a new file", path_);
-    }
-    Status add(const eval::PasskeyResult& result) {
-        if (path_.empty()) return {};
-        text_ += line(result);
-        return eval::write_file(path_, text_);
-    }
-    std::vector<eval::PasskeyResult> found;
-
-private:
-    static std::string line(const eval::PasskeyResult& result) {
-        return to_json(result).dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
-    }
-    void read(const std::string& text, int number, const ordered_json& head) {
-        const ordered_json j = ordered_json::parse(text, nullptr, false);
-        if (number == 1) {
-            if (!j.is_object() || !j.contains("kind") || j["kind"] != kKind) {
-                bad_usage("--resume {}: is not a file of passkey results; name a new file", path_);
-            }
-            for (const auto& [field, value] : head.items()) {
-                if (j.contains(field) && j[field] == value) continue;
-                bad_usage("--resume {}: belongs to another run ({} is {} there, {} here); name a new file", path_,
-                          field, j.contains(field) ? j[field].dump() : "not", value.dump());
-            }
-            return;
-        }
-        try {
-            found.push_back(result_from(j));
-            text_ += line(found.back());
-        } catch (const nlohmann::json::exception& bad) {
-            fail("--resume {}, line {}: is not a result: {}", path_, number, bad.what());
-        }
-    }
-    std::string path_, text_;
-};
-
 struct Count {
     int hits = 0, trials = 0;
     double bits = 0;
@@ -118,7 +70,7 @@ void passkey(const Options& o) {
     check_new_file("--json", o.json, o.force);
     check_new_file("--resume", o.resume, true);
     check(eval::validate(o.task, 0));
-    const Prepared prepared = prepare_model(o.model, o.weights, o.common);
+    const Prepared prepared = prepare_model(o.model, o.weights, o.common, eval::LoadOptions{.repack = false});
     check(eval::validate(o.task, prepared.model.trained_context()));
     const ordered_json head{{"kind", kKind},
                             {"model_sha256", prepared.sha256},
@@ -127,13 +79,17 @@ void passkey(const Options& o) {
                             {"seed", o.task.seed},
                             {"ubatch", o.task.ubatch},
                             {"attend", eval::attend_setting()}};
-    Lines lines(o.resume, head);
-    std::vector<eval::PasskeyResult> results = lines.found;
+    Lines lines(o.resume, head, "passkey results");
+    std::vector<eval::PasskeyResult> results;
+    lines.each([&](const ordered_json& line) { results.push_back(result_from(line)); });
     eval::PasskeyOptions task = o.task;
     task.threads = o.common.threads;
     ProgressBar bar;
-    check(eval::passkey(
-        prepared.model, task, &results, [&](const eval::PasskeyResult& r) { return lines.add(r); }, bar.receiver()));
+    const auto landed = [&](const eval::PasskeyResult& r) {
+        lines.add(to_json(r));
+        return Status();
+    };
+    check(eval::passkey(prepared.model, task, &results, landed, bar.receiver()));
     bar.finish();
 
     ordered_json out = head;
@@ -177,7 +133,7 @@ void passkey(const Options& o) {
         table += fmt::format("  {:>10}\n", fmt::format("{}/{}", all.hits, all.trials));
     }
     if (o.json != "-") fmt::print("{}\nkeys found\n{}", origin_text(prepared), table);
-    if (!o.json.empty()) write_json(o.json, out.dump(2, ' ', false, ordered_json::error_handler_t::replace), o.force);
+    if (!o.json.empty()) write_json(o.json, dump(out, 2), o.force);
 }
 
 } // namespace
@@ -198,7 +154,12 @@ void add_passkey(CLI::App& eval) {
         ->capture_default_str();
     verb->add_option("--trials", o->task.trials, "keys for each length and depth")->capture_default_str();
     verb->add_option("--seed", o->task.seed, "of keys and texts")->capture_default_str();
-    verb->add_option("--ubatch", o->task.ubatch, "tokens a step")->check(CLI::Range(1, 4096))->capture_default_str();
+    verb->add_option("--batch", o->task.batch, "prompts under way at once")
+        ->check(CLI::Range(1, 128))
+        ->capture_default_str();
+    verb->add_option("--ubatch", o->task.ubatch, "prompt tokens a step")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
     add_weights(verb, &o->weights);
     verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
     verb->add_option("--resume", o->resume, "keep each answer as a JSON line in this file, and go on from it");

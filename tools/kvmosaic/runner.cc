@@ -118,18 +118,18 @@ void Runner::answer_all() {
         take_token(live[i], -1); // all from the prompt's last logits
     }
     while (!interrupted) {
-        std::vector<int32_t> sequences, tokens;
+        std::vector<eval::Piece> pieces; // a token for each answer that goes on
         for (size_t i = 0; i < n; ++i)
-            if (!live[i].done) sequences.push_back(int32_t(i)), tokens.push_back(live[i].token);
-        if (tokens.empty()) break;
-        if (context_.length_of(sequences.front()) + 1 > context_.size()) {
+            if (!live[i].done) pieces.push_back({int32_t(i), std::span(&live[i].token, 1)});
+        if (pieces.empty()) break;
+        if (context_.length_of(pieces.front().sequence) + 1 > context_.size()) {
             totals_.stop = "context";
             break;
         }
-        check(context_.decode_each(sequences, tokens));
-        totals_.decoded += int64_t(tokens.size());
-        for (size_t j = 0; j < sequences.size(); ++j)
-            take_token(live[size_t(sequences[j])], int32_t(j));
+        check(context_.step(pieces));
+        totals_.decoded += int64_t(pieces.size());
+        for (size_t j = 0; j < pieces.size(); ++j)
+            take_token(live[size_t(pieces[j].sequence)], int32_t(j));
     }
     if (interrupted) totals_.stop = "interrupt";
     std::signal(SIGINT, old);
