@@ -107,12 +107,12 @@ Result<std::string> heat_plot(const std::string& name, const Json& heat) {
         maps.push_back({fmt::format("bits that {} chose", short_spec(cache.value("spec", std::string()), 60)),
                         cache["bits"], true});
     const size_t dim = maps[0].rows[0].size(), pages = maps[0].rows.size();
-    const double inner = std::clamp(9.0 * double(pages), 46.0, 150.0), step = inner + 46, kWidth = 860;
+    const double inner = std::clamp(9.0 * double(pages), 64.0, 150.0), step = inner + 46, kWidth = 860;
     const double height = step * double(maps.size()) + 40;
     constexpr int kWidths[] = {0, 1, 2, 3, 4, 6, 8, 16};
     std::string script =
         "set multiplot\nunset key\nset border lw 0.6 lc rgb '#444444'\nset tics nomirror out scale 0.4 font ',10' "
-        "offset 0,0.4\nset ytics offset 0.4,0\n"
+        "\nset xtics offset 0,0.4\nset ytics offset 0.4,0\nset cbtics font ',9'\n"
         "set ylabel 'page' font ',11' offset 1,0\nset palette defined (0 '#ffffff', 1 '#c9d8e6', 2 '#7fa3c4', "
         "3 '#3c6590', 4 '#0b1f3a')\n";
     script += fmt::format("set xrange [-0.5:{}]\nset yrange [{}:-0.5]\nset xtics {}\nset ytics {}\n", double(dim) - 0.5,
