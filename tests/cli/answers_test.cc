@@ -19,7 +19,7 @@ namespace {
 TEST(Answers, NumbersAreReadAsTheyAreWritten) {
     EXPECT_EQ(last_number("so it is 1,234,567."), "1234567");
     EXPECT_EQ(last_number("costs $18.50 in all"), "18.5");
-    EXPECT_EQ(last_number("that is $-3"), "3"); // a sign stands before the currency
+    EXPECT_EQ(last_number("that is $-3"), "-3");
     EXPECT_EQ(last_number("that is -$3"), "-3");
     EXPECT_EQ(last_number("10-5"), "5");
     EXPECT_EQ(last_number("x = -5"), "-5");

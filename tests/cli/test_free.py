@@ -23,29 +23,27 @@ def results(path):
 
 
 class Generate(Case):
-    WORDS = ["eval", "generate", "-m", "tiny", "-f", SAMPLE, "--prompts", 4, "--prompt-tokens", 140, "--max-tokens", 12,
+    WORDS = ["eval", "generate", "-m", "tiny", "-f", SAMPLE, "--prompts", 3, "--prompt-tokens", 136, "--max-tokens", 12,
              "--cache", "kivi:bits=2"]
 
     def test_answers_do_not_depend_on_what_is_beside_them(self):
-        whole, single, cut = self.path("whole.jsonl"), self.path("single.jsonl"), self.path("cut.jsonl")
-        got = self.good(*self.WORDS, "--batch", 4, "--resume", whole, "--json", "-").json()
-        self.good(*self.WORDS, "--batch", 1, "--resume", single)
+        whole, cut = self.path("whole.jsonl"), self.path("cut.jsonl")
+        got = self.good(*self.WORDS, "--batch", 3, "--resume", whole, "--json", "-").json()
         want = results(whole)
-        self.assertEqual(len(want), 2 * 2 * 4)
-        self.assertEqual(results(single), want)
-        # An interrupted run: two answers and half a line are there.
+        self.assertEqual(len(want), 2 * 2 * 3)
+        # An interrupted run: two answers and half a line are there. It goes on with another batch.
         with open(whole) as file:
             text = file.read().splitlines(keepends=True)
         with open(cut, "w") as file:
             file.write("".join(text[:3]) + text[3][:40])
-        self.good(*self.WORDS, "--batch", 3, "--resume", cut)
+        self.good(*self.WORDS, "--batch", 1, "--resume", cut)
         self.assertEqual(results(cut), want)
         with open(cut) as file:
             self.assertEqual(file.read().splitlines(keepends=True)[:3], text[:3])
 
         # What a cache says to f16's own words is what it said freely until it left them, and there it flips.
         flips = positions = 0
-        for item in range(4):
+        for item in range(3):
             said = want["f16", "free", item]["token_ids"]
             free, forced = (want["kivi:bits=2", kind, item]["token_ids"] for kind in ("free", "forced"))
             common = 0
@@ -62,8 +60,8 @@ class Generate(Case):
         self.assertAlmostEqual(kivi["flips"], flips / positions)
         self.assertEqual(kivi["flip_positions"], positions)
         self.assertGreater(flips, 0)
-        self.assertLess(kivi["true_bits"], 12)
         self.assertGreater(f16["true_bits"], 16)
+        self.assertLess(kivi["true_bits"], f16["true_bits"] - 2)
         self.assertEqual(len(got["results"]), len(want))
 
 

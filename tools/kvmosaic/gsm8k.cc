@@ -152,7 +152,7 @@ void add_gsm8k(CLI::App& eval) {
         "Examples\n"
         "  kvmosaic eval gsm8k -m small --cache mixkvq --cache kivi:bits=2 --questions 200 --resume math.jsonl\n"
         "  kvmosaic eval gsm8k -m base --cache innerq --chat --file test.jsonl --json math.json\n"
-        "Answers are greedy, each as if it were alone (rounding of the model's products aside). After solved problems\n"
+        "Answers are greedy, each the same whatever is answered beside it. After solved problems\n"
         "an answer counts when the number behind \"####\" is right; with --chat or --shots 0 when its last number is.\n"
         "\"agree\": same number as with the f16 cache; \"lost/won\": right with one of the two only, and p how likely\n"
         "so uneven a split is by chance (McNemar, exact). \"common\": tokens until an answer leaves that of f16\n"
