@@ -38,7 +38,7 @@ std::string number_at(const std::string& text, size_t* at) {
     *at = i;
     whole.erase(0, std::min(whole.find_first_not_of('0'), whole.size()));
     part.erase(part.find_last_not_of('0') + 1);
-    if (whole.empty()) whole = "0";
+    if (whole.empty()) whole.push_back('0');
     const std::string size = part.empty() ? whole : whole + "." + part;
     return minus && size != "0" ? "-" + size : size;
 }
