@@ -56,6 +56,9 @@ Footprint Cache::Impl::footprint(const std::vector<const Sequence*>& held, Layou
             first_side = false;
         });
     }
+    for (const auto* fixed : {&front_layouts, &raw_layouts, &grid_layouts, &pin_layouts}) // there from the beginning
+        used.insert(fixed->begin(), fixed->end());
+    used.erase(nullptr);
     f.tables += int64_t((which == Layouts::all ? layouts.size() : used.size()) * sizeof(PageLayout));
     f.scratch = scratch_bytes.load() + int64_t(step.partial.size() * sizeof(float));
     f.allocated = arena.live();

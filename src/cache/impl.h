@@ -237,7 +237,7 @@ struct Cache::Impl {
     Status can_turn() const;
     void compact_side(Sequence& seq, int32_t index);
 
-    // Of these sequences; `layouts`: all that there are, or those of their pages.
+    // Of these sequences, with all layouts that there are, or those that their pages and every sequence need.
     enum class Layouts : uint8_t { all, used };
     Footprint footprint(const std::vector<const Sequence*>& held, Layouts layouts) const;
 
