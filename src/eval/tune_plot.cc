@@ -59,8 +59,10 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
     r.x0 *= 0.95, r.x1 *= 1.06, r.y0 /= 1.8, r.y1 *= 1.8;
 
     std::vector<Label> labels; // numbers of trials, as in the table; names of defaults
-    for (const size_t i : result.front)
+    for (const size_t i : result.front) {
+        if (!study.trials[i].label.empty()) continue;
         labels.push_back({r.px(study.trials[i].search.bits), r.py(study.trials[i].search.kl), fmt::format("{}", i)});
+    }
     for (const size_t i : result.defaults)
         labels.push_back({r.px(study.trials[i].search.bits), r.py(study.trials[i].search.kl),
                           fmt::format("{}: {}", i, name_of(study.trials[i], study.head))});
@@ -71,7 +73,9 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
     std::string script =
         "set border 3 lw 0.8 lc rgb '#444444'\nset tics nomirror out scale 0.6\n"
         "set grid lc rgb '#dddddd' lw 0.6 dt 1\nset format y '%g'\nset logscale xy\n"
-        "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,10,12,16)\nset key top right samplen 1.6 width -4\n";
+        "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,9,10,12,14,16)\nset ytics "
+        "(0.00001,0.00002,0.00005,0.0001,0.0002,0.0005,0.001,0.002,0.005,0.01,0.02,0.05,0.1,0.2,0.5,1,2,5)\n"
+        "set key top right samplen 1.6 width -4\n";
     script +=
         fmt::format("set lmargin at screen {}\nset rmargin at screen {}\nset bmargin at screen {}\nset tmargin at "
                     "screen {}\n",
