@@ -33,7 +33,7 @@ test:
 	@scripts/llama.sh --tools
 	@scripts/build.sh release all llama-tools
 	@for name in tiny small swa; do scripts/fetch_model.py $$name || exit 1; done
-	@OMP_WAIT_POLICY=passive ctest --preset release --no-tests=error
+	@OMP_WAIT_POLICY=passive ctest --preset release --no-tests=error -j "$$(nproc)"
 
 server:
 	@scripts/deps.sh
