@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <random>
-#include <thread>
 
+#include "core/parallel.h"
 #include "kvmosaic/device_cache.h"
 #include "rows.h"
 #include "support.cuh"
@@ -26,7 +26,7 @@ std::unique_ptr<Cache> filled(const ModelShape& shape, const std::string& spec) 
     const auto rows = [](const std::vector<float>& x, int heads) {
         return RowsF32{x.data(), int64_t(heads) * kDim, kDim};
     };
-    const int32_t threads = int32_t(std::max(1u, std::thread::hardware_concurrency()));
+    const int32_t threads = thread_count(0);
     const SeqId seq = 0;
     for (int at = 0; at < kRows; at += kStep) {
         std::vector<StepRow> step;
@@ -34,13 +34,9 @@ std::unique_ptr<Cache> filled(const ModelShape& shape, const std::string& spec) 
             step.push_back({at + t, {&seq, 1}});
         if (!(*cache)->begin_step(step)) return nullptr;
         for (int32_t l = 0; l < kLayers; ++l) {
-            std::vector<std::thread> pool;
-            for (int32_t t = 0; t < threads; ++t)
-                pool.emplace_back([&, t] {
-                    (*cache)->write(l, rows(q, kHeads), rows(k, kKvHeads), rows(v, kKvHeads), {t, threads});
-                });
-            for (std::thread& t : pool)
-                t.join();
+            on_threads(threads, [&](int32_t t) {
+                (*cache)->write(l, rows(q, kHeads), rows(k, kKvHeads), rows(v, kKvHeads), {t, threads});
+            });
         }
         (*cache)->end_step();
     }
@@ -56,7 +52,7 @@ void move_bench(const Options& options) {
         if (spec.find(options.filter) == std::string::npos) continue;
         const std::unique_ptr<Cache> cache = filled(shape, spec);
         if (!cache) continue;
-        const int all = std::max(1, int(std::thread::hardware_concurrency()));
+        const int all = thread_count(0);
         for (const int threads : {1, all}) {
             auto moved = device::DeviceCache::create(shape, spec, {1, kRows, 0.0, kPageTokens, threads});
             if (!moved) {

@@ -134,18 +134,17 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
     if (!s.packs) return {};
     const int64_t pages = heads * stride;
     s.varies = s.store.kind == StoreKind::tiered;
-    double page = 0.0;
     if (s.varies) {
         s.widths = host.method->widths(which);
-        const uint32_t worst = in_planes(s.store.rule) ? worst_page_bytes(s.store, which, s.dim, s.widths)
-                                                       : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
-        page = options.expected_bits > 0.0 ? options.expected_bits / 8.0 * kPageTokens * s.dim : double(worst);
         if (Status bad = take(1, &s.used); !bad) return bad;
         if (Status bad = take(1, &s.exhausted); !bad) return bad;
-    } else {
-        page = cuda::device_page(layout(s.store, which, s.dim)).bytes;
-        s.page_units = uint32_t(page) / kPageUnit;
     }
+    const uint32_t largest = !s.varies                 ? cuda::device_page(layout(s.store, which, s.dim)).bytes
+                             : in_planes(s.store.rule) ? worst_page_bytes(s.store, which, s.dim, s.widths)
+                                                       : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
+    s.page_units = (largest + kPageUnit - 1) / kPageUnit;
+    const double page =
+        s.varies && options.expected_bits > 0.0 ? options.expected_bits / 8.0 * kPageTokens * s.dim : double(largest);
     const double units = double(pages) * page / kPageUnit;
     if (units >= double(UINT32_MAX))
         return refuse(StatusCode::out_of_capacity, place(layer, which) + "a pool of " + std::to_string(units) +
@@ -256,7 +255,7 @@ Status DeviceCache::Impl::make_room(int32_t layer, Side which, uint32_t units) {
                 const size_t entry = size_t((int64_t(slot) * kv_heads(layer) + h) * stride + p);
                 const auto& known = slots[size_t(slot)].pages[size_t(s.first + 2 * h)];
                 if (size_t(p) >= known.size() && s.store.page_map) { // its map tells its size
-                    const uint32_t most = cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
+                    const uint32_t most = s.page_units * kPageUnit;
                     const int64_t at = int64_t(table[entry].unit) * kPageUnit;
                     page.assign(most, 0);
                     const int64_t there = std::min<int64_t>(most, int64_t(s.units) * kPageUnit - at);

@@ -131,10 +131,7 @@ Status DeviceCache::download(int32_t slot, Cache* to, SeqId id, std::span<const 
             // One piece from the first page to the end of the last, with what lies between.
             const auto [low, high] = std::minmax_element(half.refs.begin(), half.refs.end(),
                                                          [](PageRef a, PageRef b) { return a.unit < b.unit; });
-            const uint32_t most = s.varies ? in_planes(s.store.rule)
-                                                 ? worst_page_bytes(s.store, which, s.dim, s.widths)
-                                                 : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths)
-                                           : s.page_units * kPageUnit;
+            const uint32_t most = s.page_units * kPageUnit;
             half.first = low->unit;
             const int64_t end = std::min<int64_t>(int64_t(high->unit) * kPageUnit + most, int64_t(s.units) * kPageUnit);
             if (int64_t(high->unit) >= int64_t(s.units))

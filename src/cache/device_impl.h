@@ -1,12 +1,11 @@
 // Inside of device::DeviceCache. Not installed.
 #pragma once
 
-#include <atomic>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cache/impl.h"
+#include "core/parallel.h"
 #include "kernels/cuda/memory.h"
 #include "kvmosaic/device_cache.h"
 
@@ -27,29 +26,13 @@ inline Stripe stripe(const RawRows& rows, int32_t slot, int32_t kv_heads, int32_
     return {static_cast<uint8_t*>(rows.base) + size_t(slot) * bytes, bytes};
 }
 
-// Runs f(i) for 0 <= i < n.
-template <class F>
-void parallel(int32_t threads, size_t n, F f) {
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-        for (size_t i = next++; i < n; i = next++)
-            f(i);
-    };
-    std::vector<std::thread> others;
-    for (int32_t t = 1; t < threads; ++t)
-        others.emplace_back(work);
-    work();
-    for (std::thread& t : others)
-        t.join();
-}
-
 // Keys or values of one layer, all slots.
 struct SideStore {
     StoreSpec store;
     int32_t dim = 0, first = 0; // first: side index of KV head 0; others follow at steps of 2
     std::vector<uint8_t> widths;
     bool packs = false, varies = false; // varies: pages differ in size and are placed one after another
-    uint32_t page_units = 0;            // of a page that does not vary
+    uint32_t page_units = 0;            // of a page that does not vary, or of the largest of those that do
     uint32_t units = 0;                 // of the pool
     uint32_t* used = nullptr;           // varying pages: on the device
     uint32_t* exhausted = nullptr;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <thread>
 
+#include "core/parallel.h"
 #include "ggml-cpu.h"
 
 namespace kvmosaic::eval {
@@ -277,12 +278,7 @@ Status fill(Cache& cache, const BenchData& data, int32_t threads, SeqId sequence
             at += n;
         }
     };
-    std::vector<std::thread> others;
-    for (int32_t i = 1; i < threads; ++i)
-        others.emplace_back(work, i);
-    work(0);
-    for (std::thread& t : others)
-        t.join();
+    on_threads(threads, work);
     return status;
 }
 

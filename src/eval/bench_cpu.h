@@ -11,6 +11,7 @@
 
 #include "eval/bench.h"
 #include "eval/bench_data.h"
+#include "eval/wrapped.h"
 
 namespace kvmosaic::eval {
 
@@ -41,29 +42,20 @@ using SeenRows = std::function<std::vector<float>(Side, int32_t, int32_t, int64_
 double error_of(GgmlPool& pool, const BenchShape& shape, const float* q, const float* got, const SeenRows& rows);
 
 // What a benchmark changes in a method's plans: its windows, and which sides pack at all.
-class PlanEdit final : public Method {
+class PlanEdit final : public WrappedMethod {
 public:
     using Edit = std::function<void(Side, SidePlan*)>;
     PlanEdit(std::unique_ptr<Method> inner, const std::string& what, Edit edit)
-        : inner_(std::move(inner)), edit_(std::move(edit)) {
-        set_spec(inner_->spec() + " (" + what + ")");
+        : WrappedMethod(std::move(inner)), edit_(std::move(edit)) {
+        set_spec(this->inner().spec() + " (" + what + ")");
     }
-    const MethodInfo& info() const override { return inner_->info(); }
     SidePlan initial(Side side, int32_t layer, int32_t head, int32_t dim) const override {
-        SidePlan plan = inner_->initial(side, layer, head, dim);
+        SidePlan plan = inner().initial(side, layer, head, dim);
         if (plan.window.flush > 0) edit_(side, &plan);
         return plan;
     }
-    bool freezes(Side side) const override { return inner_->freezes(side); }
-    void freeze(const PlanInput& in, SidePlan* plan) const override { inner_->freeze(in, plan); }
-    void plan(const PlanInput& in, SidePlan* plan) const override { inner_->plan(in, plan); }
-    std::vector<uint8_t> widths(Side side) const override { return inner_->widths(side); }
-    QueryScope query_scope() const override { return inner_->query_scope(); }
-    MapScope map_scope() const override { return inner_->map_scope(); }
-    Status accept(const ModelShape& shape) override { return inner_->accept(shape); }
 
 private:
-    std::unique_ptr<Method> inner_;
     Edit edit_;
 };
 // Every window taken away: whole pages, and nothing else where the context is a multiple of them. What a method decides

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <thread>
 
 #include <fmt/format.h>
 
+#include "core/parallel.h"
 #include "eval/lengths.h"
 #include "eval/metrics.h"
 #include "eval/one_layer.h"
@@ -15,21 +15,6 @@
 namespace kvmosaic::eval {
 
 namespace {
-
-// Runs f(i) for 0 <= i < n on a few threads.
-template <typename F>
-void parallel(int32_t threads, int32_t n, const F& f) {
-    threads = std::clamp(threads > 0 ? threads : int32_t(std::thread::hardware_concurrency()), 1, std::max(1, n));
-    std::vector<std::thread> pool;
-    for (int32_t t = 0; t < threads; ++t) {
-        pool.emplace_back([&f, t, threads, n] {
-            for (int32_t i = t; i < n; i += threads)
-                f(i);
-        });
-    }
-    for (std::thread& t : pool)
-        t.join();
-}
 
 // Logits of one step of one cache, row by row, with their sums.
 struct StepLogits {
@@ -86,19 +71,19 @@ public:
             out->rows[i] = out->own.data() + i * vocabulary;
             ++first;
         }
-        parallel(options_.threads, int32_t(n), [&](int32_t i) {
-            if (out->rows[size_t(i)]) kept.read(window, position[size_t(i)], out->own.data() + size_t(i) * vocabulary);
+        parallel(thread_count(options_.threads), n, [&](size_t i) {
+            if (out->rows[i]) kept.read(window, position[i], out->own.data() + i * vocabulary);
         });
         return sum(out);
     }
 
     Status sum(StepLogits* out) const {
-        const int32_t n = int32_t(out->rows.size());
-        parallel(options_.threads, n, [&](int32_t i) {
-            if (out->rows[size_t(i)]) out->sums[size_t(i)] = log_sum(out->rows[size_t(i)], model_.vocab_size());
+        const size_t n = out->rows.size();
+        parallel(thread_count(options_.threads), n, [&](size_t i) {
+            if (out->rows[i]) out->sums[i] = log_sum(out->rows[i], model_.vocab_size());
         });
-        for (int32_t i = 0; i < n; ++i) {
-            if (out->rows[size_t(i)] && !out->sums[size_t(i)].finite) {
+        for (size_t i = 0; i < n; ++i) {
+            if (out->rows[i] && !out->sums[i].finite) {
                 return {StatusCode::corrupt, "the model's output is not finite"};
             }
         }
@@ -114,13 +99,13 @@ public:
         }
         result->nll.resize(first + positions.size());
         result->kl.resize(first + positions.size());
-        parallel(options_.threads, int32_t(positions.size()), [&](int32_t p) {
-            const size_t i = positions[size_t(p)];
-            result->nll[first + size_t(p)] = float(-log_probability(other.rows[i], other.sums[i], step.targets[i]));
-            result->kl[first + size_t(p)] =
-                &reference == &other ? 0.0f
-                                     : float(kl_divergence(reference.rows[i], reference.sums[i], other.rows[i],
-                                                           other.sums[i], model_.vocab_size()));
+        parallel(thread_count(options_.threads), positions.size(), [&](size_t p) {
+            const size_t i = positions[p];
+            result->nll[first + p] = float(-log_probability(other.rows[i], other.sums[i], step.targets[i]));
+            result->kl[first + p] = &reference == &other
+                                        ? 0.0f
+                                        : float(kl_divergence(reference.rows[i], reference.sums[i], other.rows[i],
+                                                              other.sums[i], model_.vocab_size()));
         });
         for (const size_t i : positions)
             result->agree += reference.sums[i].best == other.sums[i].best;

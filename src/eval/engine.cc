@@ -4,10 +4,10 @@
 #include <chrono>
 #include <mutex>
 #include <string_view>
-#include <thread>
 
 #include <fmt/format.h>
 
+#include "core/parallel.h"
 #include "llama.h"
 #include "llama/adapter.h"
 #include "llama/gguf_check.h"
@@ -44,10 +44,6 @@ void on_log(ggml_log_level level, const char* text, void*) {
 std::string because() {
     const std::string why = last_log_error();
     return why.empty() ? "" : fmt::format(": {}", why);
-}
-
-int32_t thread_count(int32_t wanted) {
-    return wanted > 0 ? wanted : std::max(1, int32_t(std::thread::hardware_concurrency()));
 }
 
 } // namespace

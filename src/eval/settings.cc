@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cmath>
 #include <optional>
-#include <thread>
 
 #include <fmt/format.h>
 
+#include "core/parallel.h"
 #include "eval/lengths.h"
 
 namespace kvmosaic::eval {
@@ -122,7 +122,7 @@ std::vector<SizedSetting> size_settings(const ModelShape& shape, const std::vect
     std::vector<std::optional<SizedSetting>> sized(settings.size());
     std::vector<std::string> reasons(settings.size());
     std::atomic<size_t> next{0}, done{0};
-    const auto work = [&](bool tell) {
+    const auto work = [&](int32_t thread) {
         for (size_t i = next++; i < settings.size(); i = next++) {
             const Result<LengthBits> made = LengthBits::make(shape, settings[i].spec, {options.context});
             if (made) {
@@ -133,16 +133,10 @@ std::vector<SizedSetting> size_settings(const ModelShape& shape, const std::vect
                 reasons[i] = fmt::format("{}: {}", settings[i].spec, made.status().message());
             }
             ++done;
-            if (tell && progress) progress("sizes of caches", double(done) / double(settings.size()));
+            if (thread == 0 && progress) progress("sizes of caches", double(done) / double(settings.size()));
         }
     };
-    const int32_t wanted = options.threads > 0 ? options.threads : int32_t(std::thread::hardware_concurrency());
-    std::vector<std::thread> others;
-    for (int32_t t = 1; t < std::clamp<int32_t>(wanted, 1, int32_t(settings.size())); ++t)
-        others.emplace_back(work, false);
-    work(true);
-    for (std::thread& t : others)
-        t.join();
+    on_threads(std::min(thread_count(options.threads), int32_t(settings.size())), work);
     std::vector<SizedSetting> out;
     for (size_t i = 0; i < settings.size(); ++i) {
         if (sized[i])

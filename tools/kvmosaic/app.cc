@@ -182,6 +182,11 @@ void write_json(const std::string& target, const std::string& text, bool force) 
     check(eval::write_file(target, text + "\n"));
 }
 
+void add_json(CLI::App* app, std::string* json, bool* force) {
+    app->add_option("--json", *json, "results into a file (-: standard output, without the table)");
+    app->add_flag("--force", *force, "replace an existing --json file");
+}
+
 void add_common(CLI::App* app, Common* common) {
     app->add_option("--threads", common->threads, "threads of the model's work (0: all of this machine)")
         ->check(CLI::Range(0, 1024));

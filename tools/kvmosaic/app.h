@@ -106,6 +106,8 @@ void check_new_file(const std::string& option, const std::string& target, bool f
 // One page of these results (eval/report.h) into a new file.
 void write_report(const std::string& target, const std::vector<nlohmann::ordered_json>& results, bool force);
 
+// --json and --force of the verbs that print a table.
+void add_json(CLI::App* app, std::string* json, bool* force);
 void add_common(CLI::App* app, Common* common);
 
 // One a verb, in its own file: registers options and help and sets the callback.

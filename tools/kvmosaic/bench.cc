@@ -124,8 +124,7 @@ void add_options(CLI::App* verb, const std::shared_ptr<Options>& o) {
         ->capture_default_str();
     verb->add_option("--commit", o->commit,
                      "written into the results in place of the commit that this program was built from");
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    add_json(verb, &o->json, &o->force);
 }
 
 void add_attend(CLI::App* bench) {

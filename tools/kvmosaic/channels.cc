@@ -105,8 +105,7 @@ void add_channels(CLI::App& eval) {
     verb->add_option("--tokens", o->task.tokens, "tokens of the text")->capture_default_str();
     verb->add_option("--window", o->task.window, "tokens after which the context starts anew")->capture_default_str();
     add_weights(verb, &o->weights);
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    add_json(verb, &o->json, &o->force);
     add_common(verb, &o->common);
     verb->footer(
         "Examples\n"

@@ -135,8 +135,7 @@ void add_component(CLI::App& eval) {
                ->check(CLI::Range(2, kMaxHeadDim)));
     random(verb->add_option("--seed", o->network.seed, "without a model: of the random network"));
     add_weights(verb, &o->weights);
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
+    add_json(verb, &o->json, &o->force);
     add_common(verb, &o->common);
     verb->footer(
         "Examples\n"

@@ -27,9 +27,8 @@ void add_free(CLI::App* verb, FreeOptions* o) {
     verb->add_option("--weights", o->weights, "as-is; f16, f32: dequantized once and kept in the cache folder (slower)")
         ->check(CLI::IsMember({"f16", "f32", "as-is"}))
         ->capture_default_str();
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
+    add_json(verb, &o->json, &o->force);
     verb->add_option("--resume", o->resume, "keep each answer as a JSON line in this file, and go on from it");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
     add_common(verb, &o->common);
 }
 

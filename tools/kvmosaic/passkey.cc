@@ -161,9 +161,8 @@ void add_passkey(CLI::App& eval) {
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
     add_weights(verb, &o->weights);
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
+    add_json(verb, &o->json, &o->force);
     verb->add_option("--resume", o->resume, "keep each answer as a JSON line in this file, and go on from it");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
     add_common(verb, &o->common);
     verb->footer(
         "Examples\n"

@@ -150,9 +150,8 @@ void add(CLI::App& eval, Ask ask, const char* name, const char* about, const cha
         ->check(CLI::Range(0, 1 << 24))
         ->capture_default_str();
     add_weights(verb, &o->weights);
-    verb->add_option("--json", o->json, "results into a file (-: standard output, without the table)");
+    add_json(verb, &o->json, &o->force);
     verb->add_option("--resume", o->resume, "keep finished windows in this file, and go on from it");
-    verb->add_flag("--force", o->force, "replace an existing --json file");
     add_common(verb, &o->common);
     verb->footer(std::string(footer) +
                  "Teacher-forced with decoding semantics: each token sees what it would see decoded one by one.\n"
