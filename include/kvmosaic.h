@@ -10,7 +10,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -50,10 +49,9 @@ typedef struct kvmosaic_error {
 
 /* Rotation of a layer's keys. Only methods that pack keys from before it, or look at its pairs, need it. */
 typedef struct kvmosaic_rope {
-    int32_t halves; /* 1: pairs are (i, i + rotary/2); 0: (2i, 2i + 1) */
-    int32_t rotary; /* channels that turn, even, at most D */
-    float base;     /* 10000 in many models */
-    float freq_scale;
+    int32_t halves;                                      /* 1: pairs are (i, i + rotary/2); 0: (2i, 2i + 1) */
+    int32_t rotary;                                      /* channels that turn, even, at most D */
+    float base, freq_scale;                              /* 10000 in many models, 1 */
     float ext_factor, attn_factor, beta_fast, beta_slow; /* YaRN: 0, 1, 32, 1 without it */
     int32_t original_context;
     const float* factors; /* [rotary/2] divisors of the frequencies, or null */
@@ -159,8 +157,7 @@ KVMOSAIC_API int64_t kvmosaic_positions(const kvmosaic_cache* cache, int32_t seq
 KVMOSAIC_API int64_t kvmosaic_sequences(const kvmosaic_cache* cache, int32_t* sequences, int64_t room);
 /* `to` becomes equal to `from` and shares its pages. */
 KVMOSAIC_API int32_t kvmosaic_fork(kvmosaic_cache* cache, int32_t from, int32_t to, kvmosaic_error* error);
-/* Keeps the first `rows` rows: within the rollback window exactly as if the others had never come; below it a cut
- * page's rows are decoded and packed again later (docs/sequences.md). */
+/* Keeps the first `rows` rows: exact within the rollback window; below it a cut page is decoded and packed again. */
 KVMOSAIC_API int32_t kvmosaic_truncate(kvmosaic_cache* cache, int32_t sequence, int64_t rows, kvmosaic_error* error);
 /* Drops rows [first, last); positions of later rows stay. Later rows are decoded and packed again. */
 KVMOSAIC_API int32_t kvmosaic_remove_rows(kvmosaic_cache* cache, int32_t sequence, int64_t first, int64_t last,
@@ -233,8 +230,21 @@ typedef struct kvmosaic_footprint {
 KVMOSAIC_API int32_t kvmosaic_get_footprint(kvmosaic_cache* cache, kvmosaic_footprint* footprint,
                                             kvmosaic_error* error);
 
+/* ---- copies on the current GPU: transcoded, equal to the byte; kvmosaic/device.h attends and appends there ---- */
+
+typedef struct kvmosaic_device kvmosaic_device;
+/* Room for `slots` sequences of at most `max_rows` rows, of the model and method of `like`. bits: mean width where the
+ * data decides it, 0 for the most there is. UNSUPPORTED without a GPU or its backend. */
+KVMOSAIC_API int32_t kvmosaic_device_create(const kvmosaic_cache* like, int32_t slots, int64_t max_rows, double bits,
+                                            kvmosaic_device** device, kvmosaic_error* error);
+KVMOSAIC_API void kvmosaic_device_destroy(kvmosaic_device* device); /* null is fine */
+/* The slot becomes a copy of the sequence; the sequence becomes a copy of the slot. */
+KVMOSAIC_API int32_t kvmosaic_to_device(kvmosaic_device* device, int32_t slot, kvmosaic_cache* cache, int32_t sequence,
+                                        kvmosaic_error* error);
+KVMOSAIC_API int32_t kvmosaic_from_device(const kvmosaic_device* device, int32_t slot, kvmosaic_cache* cache,
+                                          int32_t sequence, kvmosaic_error* error);
+KVMOSAIC_API int64_t kvmosaic_device_bytes(const kvmosaic_device* device); /* allocated there */
 #ifdef __cplusplus
 }
 #endif
-
 #endif

@@ -193,6 +193,44 @@ static void test_operations(void) {
     kvmosaic_destroy(other);
 }
 
+/* With a GPU sequences go there and back; without one the first call says so. */
+static void test_device(const char* spec) {
+    kvmosaic_cache* cache = make_cache(spec, "model", 1);
+    kvmosaic_device* device = NULL;
+    uint8_t *there = NULL, *back = NULL;
+    size_t there_size = 0, back_size = 0;
+    kvmosaic_saved what;
+    int32_t rc;
+    EXPECT_REFUSED(kvmosaic_device_create(NULL, 2, 500, 0, &device, &error), KVMOSAIC_INVALID_ARGUMENT, "like");
+    EXPECT_REFUSED(kvmosaic_device_create(cache, 2, 500, 0, NULL, &error), KVMOSAIC_INVALID_ARGUMENT, "device");
+    EXPECT_REFUSED(kvmosaic_to_device(NULL, 0, cache, 0, &error), KVMOSAIC_INVALID_ARGUMENT, "device");
+    EXPECT_REFUSED(kvmosaic_from_device(NULL, 0, cache, 0, &error), KVMOSAIC_INVALID_ARGUMENT, "device");
+    EXPECT(kvmosaic_device_bytes(NULL) == 0);
+    kvmosaic_device_destroy(NULL);
+    rc = kvmosaic_device_create(cache, 2, 500, 0, &device, &error);
+    if (rc == KVMOSAIC_UNSUPPORTED) {
+        EXPECT(device == NULL && strstr(error.message, "GPU") != NULL);
+        printf("%s: no copies on a device: %s\n", spec, error.message);
+        kvmosaic_destroy(cache);
+        return;
+    }
+    EXPECT(rc == KVMOSAIC_OK && kvmosaic_device_bytes(device) > 0);
+    EXPECT(append(cache, 0, 0, 280, out_a) == 0);
+    memset(&what, 0, sizeof(what));
+    EXPECT(kvmosaic_save(cache, &what, 1, 0, &there, &there_size, &error) == 0);
+    EXPECT(kvmosaic_to_device(device, 1, cache, 0, &error) == 0);
+    kvmosaic_clear(cache);
+    EXPECT(kvmosaic_from_device(device, 1, cache, 0, &error) == 0 && kvmosaic_row_count(cache, 0) == 280);
+    EXPECT(kvmosaic_save(cache, &what, 1, 0, &back, &back_size, &error) == 0);
+    EXPECT(there_size == back_size && memcmp(there, back, there_size) == 0);
+    EXPECT_REFUSED(kvmosaic_to_device(device, 2, cache, 0, &error), KVMOSAIC_INVALID_ARGUMENT, "2");
+    EXPECT_REFUSED(kvmosaic_to_device(device, 1, cache, 7, &error), KVMOSAIC_NOT_FOUND, "7");
+    EXPECT_REFUSED(kvmosaic_to_device(device, 1, NULL, 0, &error), KVMOSAIC_INVALID_ARGUMENT, "cache");
+    kvmosaic_free(there), kvmosaic_free(back);
+    kvmosaic_device_destroy(device);
+    kvmosaic_destroy(cache);
+}
+
 static void test_files(const char* path) {
     kvmosaic_cache* cache = make_cache("kivi:bits=2", "model", 1);
     kvmosaic_cache* foreign = make_cache("kivi:bits=2", "another", 1);
@@ -296,6 +334,8 @@ int main(void) {
     test_life("kivi:bits=2");
     test_life("mixkvq");
     test_operations();
+    test_device("kivi:bits=2");
+    test_device("mixkvq");
     test_files("capi_test.kv");
     test_wrong_use();
     if (failures == 0) printf("all calls did what they should\n");

@@ -19,8 +19,8 @@ class DeviceMemory : public Memory {
 public:
     Result<void*> allocate(size_t bytes) override {
         void* at = nullptr;
-        if (Status bad = failed("device memory", cudaMalloc(&at, std::max<size_t>(bytes, 1))); !bad) return bad;
-        if (Status bad = failed("device memory", cudaMemset(at, 0, bytes)); !bad) {
+        if (Status bad = failed("memory of the GPU", cudaMalloc(&at, std::max<size_t>(bytes, 1))); !bad) return bad;
+        if (Status bad = failed("memory of the GPU", cudaMemset(at, 0, bytes)); !bad) {
             cudaFree(at);
             return bad;
         }
@@ -28,10 +28,10 @@ public:
     }
     void free(void* at) override { cudaFree(at); }
     Status copy_in(void* to, const void* from, size_t bytes) override {
-        return transfer("copy to the device", to, from, bytes, cudaMemcpyHostToDevice);
+        return transfer("copy to the GPU", to, from, bytes, cudaMemcpyHostToDevice);
     }
     Status copy_out(void* to, const void* from, size_t bytes) override {
-        return transfer("copy from the device", to, from, bytes, cudaMemcpyDeviceToHost);
+        return transfer("copy from the GPU", to, from, bytes, cudaMemcpyDeviceToHost);
     }
     // Pieces no longer than the distance do not overlap.
     Status copy(void* to, const void* from, size_t bytes) override {
@@ -40,7 +40,7 @@ public:
         const size_t distance = size_t(source - target);
         for (size_t done = 0; done < bytes;) {
             const size_t n = std::min(bytes - done, distance);
-            if (Status bad = transfer("copy on the device", target + done, source + done, n, cudaMemcpyDeviceToDevice);
+            if (Status bad = transfer("copy on the GPU", target + done, source + done, n, cudaMemcpyDeviceToDevice);
                 !bad)
                 return bad;
             done += n;
