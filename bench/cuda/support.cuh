@@ -58,6 +58,10 @@ __host__ __device__ inline uint32_t hash(uint32_t a, uint32_t b) {
 }
 __host__ __device__ inline float uniform(uint32_t a, uint32_t b) { return float(hash(a, b) >> 8) * 0x1p-24f; }
 
+__host__ __device__ inline bool is_hybrid(GridRule rule) {
+    return rule == GridRule::hybrid_1bit || rule == GridRule::hybrid_4level;
+}
+
 // Random codes, scales and offsets that give values of about [-1.2, 1.2]; raw channels likewise; the map a rotation
 // that differs from page to page.
 __global__ static void fill_pages(DevicePage page, uint8_t* pool, int64_t stride, uint32_t seed) {
@@ -81,8 +85,10 @@ __global__ static void fill_pages(DevicePage page, uint8_t* pool, int64_t stride
                 const uint32_t i = uint32_t(g) * page.columns +
                                    uint32_t(page.along_depth ? c : tier.column + param_place(tier.bits, c));
                 // Rules without offsets: the range of 2.4 around 0.
-                const float s = dead ? 0.0f : (1.6f + 0.8f * uniform(id + 2, i)) / top;
+                float s = dead ? 0.0f : (1.6f + 0.8f * uniform(id + 2, i)) / top;
                 const float z = dead ? 0.0f : -1.1f + 0.5f * (uniform(id + 3, i) - 0.5f);
+                // The sign says which of two grids a group has.
+                if (is_hybrid(page.rule) && hash(id + 4, i) & 1) s = -s;
                 if (page.scales) reinterpret_cast<__half*>(to + page.scale_offset)[i] = __float2half(s);
                 if (page.offsets) reinterpret_cast<__half*>(to + page.zero_offset)[i] = __float2half(z);
             }
@@ -103,8 +109,15 @@ __device__ inline float half_at(const uint8_t* base, uint32_t i) {
     return __half2float(reinterpret_cast<const __half*>(base)[i]);
 }
 
+__device__ inline float level_of(const BookTable& book, int code) {
+    const int shift = 8 * (code % 4);
+    const uint32_t bits = (book.low[code / 4] >> shift & 255u) | (book.high[code / 4] >> shift & 255u) << 8;
+    return __half2float(__ushort_as_half(uint16_t(bits)));
+}
+
 // Value of (token, channel) of a page; slow.
-__device__ inline float decode_at(const DevicePage& page, const uint8_t* bytes, int token, int channel) {
+__device__ inline float decode_at(const DevicePage& page, const BookTable& book, const uint8_t* bytes, int token,
+                                  int channel) {
     const bool key = page.side == Side::key;
     const int lane = key ? token : channel;
     int position = key ? channel : token;
@@ -130,8 +143,11 @@ __device__ inline float decode_at(const DevicePage& page, const uint8_t* bytes, 
         const uint32_t i = param_index(page, tier.bits, tier.column, group, page.along_depth ? lane : at);
         float s = page.scales ? half_at(bytes + page.scale_offset, i) : 1.0f;
         float z = page.offsets ? half_at(bytes + page.zero_offset, i) : 0.0f;
-        if (page.rule == GridRule::symmetric) z = -float((1 << (tier.bits - 1)) - 1) * s;
-        return z + s * float(device_code(page, tier, lane, at, bytes));
+        const float middle = float((1 << (tier.bits - 1)) - 1);
+        if (page.rule == GridRule::symmetric || (is_hybrid(page.rule) && s > 0.0f)) z = -middle * s;
+        if (is_hybrid(page.rule)) s = fabsf(s);
+        const int code = device_code(page, tier, lane, at, bytes);
+        return z + s * (page.kind == StoreKind::codebook ? level_of(book, code) : float(code));
     }
     return 0.0f;
 }
@@ -156,7 +172,7 @@ __device__ inline float row_at(const ReferenceInput& in, const SequenceState& s,
     if (beyond < 0) return raw_at(key ? a.key_front : a.value_front, head, row, in.dim, channel, a.raw_type);
     if (beyond >= packed) return raw_at(key ? a.key_recent : a.value_recent, head, beyond, in.dim, channel, a.raw_type);
     const PageRef ref = (key ? a.key_pages : a.value_pages)[head * a.table_stride + beyond / kPageTokens];
-    return decode_at(key ? in.key : in.value, (key ? a.key_pool : a.value_pool) + int64_t(ref.unit) * kUnit,
+    return decode_at(key ? in.key : in.value, a.book, (key ? a.key_pool : a.value_pool) + int64_t(ref.unit) * kUnit,
                      beyond % kPageTokens, channel);
 }
 __device__ inline float q_at(const AttendParams& a, int64_t i) {

@@ -131,6 +131,8 @@ struct Workload {
         out = DeviceArray<float>(n);
         params.key_pool = key_pool.data, params.value_pool = value_pool.data;
         params.table_stride = pages;
+        params.book = book_table(i.key);
+        set_tier_first(ladder, i.widths, params.tier_first);
         params.q = q.data, params.out = out.data;
         params.sequences = s.batch, params.rows = s.rows, params.heads = s.heads, params.kv_heads = s.kv_heads;
         params.scale_log2 = float(1.4426950408889634 / std::sqrt(double(i.dim)));
@@ -153,8 +155,8 @@ struct Workload {
         if (instance.unit > 32 && team > 1) return false;
         params.shared = instance.shared(instance.key_bytes(key_tiers), warps, team, config.slots);
         const uint32_t shared = params.shared.bytes;
-        if (shared > 232448u / unsigned(config.blocks_per_sm) - 1024u * unsigned(config.blocks_per_sm > 1))
-            return false;
+        const uint32_t limit = shared_limit(instance), blocks_of = unsigned(config.blocks_per_sm);
+        if (shared > limit / blocks_of - 1024u * unsigned(blocks_of > 1)) return false;
         KVMOSAIC_CUDA_CHECK(
             cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
         cudaDeviceProp device;

@@ -92,9 +92,9 @@ struct AttentionShape {
     StoreSpec key, value;
     std::vector<uint8_t> widths; // tiered keys: widths that pages may have
     uint32_t key_bytes = 0;      // tiered keys: largest page; 0: worst of all ladders
-    // Tiered keys without a map: that of all pages. Each tier but the last fills its granules (64 channels of 1 or 3
-    // bits, 32 of 2 or 6, else 16). Queries come in its order.
+    // Tiered keys without a map: that of all pages. Queries come in its order.
     Ladder ladder;
+    bool key_basis = false;    // calls bring q_packed
     int64_t expected_rows = 0; // of all sequences together, for the choice of launch shape; 0: many
     // For measurements; 0: chosen.
     int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0;
@@ -106,6 +106,8 @@ struct AttendCall {
     const void* q = nullptr;                                              // [sequences][rows][heads][D]
     void* out = nullptr;                                                  // alike
     ElementType q_type = ElementType::bf16, out_type = ElementType::bf16; // q: f16 or bf16
+    // f16, alike: q for packed keys whose basis is not that of the raw ones (to_key_basis); with key_basis alone.
+    const void* q_packed = nullptr;
     float* log_sum = nullptr; // [sequences][rows][heads] log of the softmax denominator, or null
     float scale = 1.0f;
 };
@@ -131,6 +133,24 @@ private:
     explicit Attention(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
 };
+
+// The basis in which keys are packed: a Hadamard transform of runs of channels, a factor for each, an order.
+struct KeyBasis {
+    int32_t hadamard = 0;          // channels of a run, a power of two; 0: none
+    const float* factor = nullptr; // device, [slots * kv_heads][D] for the queries (what keys were divided by), or null
+    const uint16_t* order = nullptr; // device, likewise: channel at each stored place, or null
+    bool any() const { return hadamard > 0 || factor || order; }
+};
+struct BasisCall {
+    KeyBasis basis;
+    const SequenceState* states = nullptr;                             // [sequences]
+    int32_t sequences = 0, rows = 1, heads = 0, kv_heads = 0, dim = 0; // dim: 64, 128 or 256
+    const void* q = nullptr;                                           // [sequences][rows][heads][D], f16 or bf16
+    ElementType type = ElementType::bf16;
+    void* out = nullptr; // alike, f16: AttendCall::q_packed
+};
+// Queries in the basis of packed keys: fold of transform.h, then rounded to f16.
+Status to_key_basis(const BasisCall& call, Stream stream);
 
 // Fused kernels of this build.
 std::vector<std::string> attention_kernels();

@@ -35,9 +35,11 @@ public:
     // sides keep different fronts; sizes out of range; builds without a GPU backend; too little memory.
     static Result<std::unique_ptr<DeviceCache>> create(const ModelShape& shape, std::string_view spec,
                                                        const DeviceCacheOptions& options);
-    // The same in a memory of the caller's, which outlives the cache (tests).
-    static Result<std::unique_ptr<DeviceCache>> create(const ModelShape& shape, std::string_view spec,
-                                                       const DeviceCacheOptions& options, Memory* memory);
+    // For the model and method of `like`, which holds no sequences.
+    static Result<std::unique_ptr<DeviceCache>> create(std::unique_ptr<Cache> like, const DeviceCacheOptions& options);
+    // In a memory of the caller's, which outlives the cache (tests).
+    static Result<std::unique_ptr<DeviceCache>> create(std::unique_ptr<Cache> like, const DeviceCacheOptions& options,
+                                                       Memory* memory);
     ~DeviceCache();
     DeviceCache(const DeviceCache&) = delete;
     DeviceCache& operator=(const DeviceCache&) = delete;
@@ -67,6 +69,12 @@ public:
     // [slots * kv_heads], as encode_mix and add_queries take them.
     float* query_sums(int32_t layer) const;
     int32_t* query_counts(int32_t layer) const;
+    // What `Attention::create` asks for, for steps of `rows` new rows; key_bytes of pages that differ is left to the
+    // caller. Refuses by name what no kernel could read: see key_basis; values in a basis of their own.
+    Result<AttentionShape> attention(int32_t layer, int32_t rows = 1) const;
+    // The basis of the layer's packed keys, for `to_key_basis`; of an empty slot it means nothing. Refuses by name what
+    // queries cannot be brought to there: keys without their rotation or mean, joined heads, shifts.
+    Result<KeyBasis> key_basis(int32_t layer) const;
     // Pool of tiered key pages whose ladders depend on the data, else null: units in use (grows on the device), units
     // there are, and whether a page found no room.
     struct Pool {

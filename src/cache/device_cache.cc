@@ -33,13 +33,20 @@ DeviceCache::Impl::~Impl() {
 
 Result<std::unique_ptr<DeviceCache>> DeviceCache::create(const ModelShape& shape, std::string_view spec,
                                                          const DeviceCacheOptions& options) {
-    Memory* memory = device_memory();
-    if (!memory) return refuse(StatusCode::unsupported, "this build has no GPU backend (KVMOSAIC_CUDA is off)");
-    return create(shape, spec, options, memory);
+    auto like = Cache::create(shape, spec);
+    if (!like) return like.status();
+    return create(std::move(*like), options);
 }
 
-Result<std::unique_ptr<DeviceCache>> DeviceCache::create(const ModelShape& shape, std::string_view spec,
-                                                         const DeviceCacheOptions& options, Memory* memory) {
+Result<std::unique_ptr<DeviceCache>> DeviceCache::create(std::unique_ptr<Cache> like,
+                                                         const DeviceCacheOptions& options) {
+    Memory* memory = device_memory();
+    if (!memory) return refuse(StatusCode::unsupported, "this build has no GPU backend (KVMOSAIC_CUDA is off)");
+    return create(std::move(like), options, memory);
+}
+
+Result<std::unique_ptr<DeviceCache>> DeviceCache::create(std::unique_ptr<Cache> like, const DeviceCacheOptions& options,
+                                                         Memory* memory) {
     const auto outside = [](const std::string& field, const std::string& value, const std::string& range) {
         return refuse(StatusCode::invalid_argument, field + " = " + value + ": must be " + range);
     };
@@ -53,12 +60,12 @@ Result<std::unique_ptr<DeviceCache>> DeviceCache::create(const ModelShape& shape
         return outside("step_rows", std::to_string(options.step_rows), "1 to " + std::to_string(kPageTokens));
     if (options.threads < 1 || options.threads > kMostThreads)
         return outside("threads", std::to_string(options.threads), "1 to " + std::to_string(kMostThreads));
+    if (!like->sequences().empty())
+        return refuse(StatusCode::invalid_argument, "the cache that it is to be like holds sequences");
     auto impl = std::make_unique<Impl>();
     impl->options = options;
     impl->memory = memory;
-    auto like = Cache::create(shape, spec);
-    if (!like) return like.status();
-    impl->like = std::move(*like);
+    impl->like = std::move(like);
     if (Status bad = impl->set_up(); !bad) return bad;
     return std::unique_ptr<DeviceCache>(new DeviceCache(std::move(impl)));
 }
@@ -132,6 +139,8 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
         if (Status bad = take(size_t(heads), &s.counts); !bad) return bad;
     }
     if (!s.packs) return {};
+    if (which == Side::key)
+        if (Status bad = set_up_basis(layer); !bad) return bad;
     const int64_t pages = heads * stride;
     s.varies = s.store.kind == StoreKind::tiered;
     if (s.varies) {
@@ -157,6 +166,27 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
     for (size_t i = 0; i < table.size(); ++i)
         table[i].unit = uint32_t(i) * s.page_units;
     return memory->copy_in(s.memory.pages, table.data(), table.size() * sizeof(PageRef));
+}
+
+// Memory for what a sequence may decide of its keys' basis, or why there is none for queries.
+Status DeviceCache::Impl::set_up_basis(int32_t layer) {
+    const Host& host = *like->impl_;
+    SideStore& s = side(layer, Side::key);
+    const SidePlan& plan = host.plans[size_t(s.first)];
+    const bool later = host.method->freezes(Side::key);
+    if (plan.space != KeySpace::post_rope)
+        s.no_basis = "keys are packed without their rotation or their mean";
+    else if (plan.transform.joined != 1 || !plan.transform.shift.empty())
+        s.no_basis = "keys are packed in a basis that joins heads or shifts channels";
+    if (s.no_basis || (plan.transform.identity() && !later)) return {};
+    s.basis.hadamard = plan.transform.hadamard;
+    const size_t n = size_t(options.slots) * size_t(kv_heads(layer)) * size_t(s.dim);
+    if (later || !plan.transform.scale.empty())
+        if (Status bad = take(n, &s.factor); !bad) return bad;
+    if (later || !plan.transform.order.empty())
+        if (Status bad = take(n, &s.order); !bad) return bad;
+    s.basis.factor = s.factor, s.basis.order = s.order;
+    return {};
 }
 
 Status DeviceCache::Impl::check_slot(int32_t slot) const {
@@ -308,6 +338,33 @@ RowWindow DeviceCache::window(int32_t group, Side side) const {
 }
 float* DeviceCache::query_sums(int32_t layer) const { return impl_->side(layer, Side::key).sums; }
 int32_t* DeviceCache::query_counts(int32_t layer) const { return impl_->side(layer, Side::key).counts; }
+Result<AttentionShape> DeviceCache::attention(int32_t layer, int32_t rows) const {
+    const SideStore &key = impl_->side(layer, Side::key), &value = impl_->side(layer, Side::value);
+    const LayerShape& l = impl_->like->shape().layers[size_t(layer)];
+    const Result<KeyBasis> basis = key_basis(layer);
+    if (!basis) return basis.status();
+    if (!impl_->like->impl_->plans[size_t(value.first)].transform.identity())
+        return refuse(StatusCode::unsupported,
+                      place(layer, Side::value) + "values are packed in another basis than raw ones");
+    if (l.key_dim != l.value_dim)
+        return refuse(StatusCode::unsupported, "layer " + std::to_string(layer) + ": the sides differ in head size");
+    AttentionShape shape;
+    shape.heads = l.heads, shape.kv_heads = l.kv_heads, shape.dim = l.key_dim, shape.rows = rows;
+    shape.max_sequences = impl_->options.slots;
+    shape.key = key.store, shape.value = value.store;
+    shape.widths = key.widths;
+    shape.key_basis = basis->any();
+    if (key.varies && !key.store.page_map) {
+        shape.ladder = impl_->like->impl_->plans[size_t(key.first)].ladder;
+        shape.key_bytes = page_bytes(key.store, Side::key, shape.dim, shape.ladder);
+    }
+    return shape;
+}
+Result<KeyBasis> DeviceCache::key_basis(int32_t layer) const {
+    const SideStore& s = impl_->side(layer, Side::key);
+    if (s.no_basis) return refuse(StatusCode::unsupported, place(layer, Side::key) + s.no_basis);
+    return s.basis;
+}
 DeviceCache::Pool DeviceCache::key_pool(int32_t layer) const {
     const SideStore& s = impl_->side(layer, Side::key);
     return s.varies ? Pool{s.used, s.units, s.exhausted} : Pool{};

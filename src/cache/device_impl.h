@@ -39,6 +39,10 @@ struct SideStore {
     SideMemory memory;
     float* sums = nullptr; // [slots * kv_heads][D]
     int32_t* counts = nullptr;
+    KeyBasis basis;
+    float* factor = nullptr; // of basis
+    uint16_t* order = nullptr;
+    const char* no_basis = nullptr; // why queries cannot be brought there
 };
 
 // What the host knows of a slot: what it was when it came.
@@ -93,6 +97,8 @@ struct DeviceCache::Impl {
                                   const uint8_t* bytes) const;
     Status make_room(int32_t layer, Side which, uint32_t units);
     struct Moved;
+    Status set_up_basis(int32_t layer);
+    Status write_basis(int32_t layer, int32_t slot, const Sequence& seq);
     Status write_rows(int32_t layer, Side which, int32_t slot, const Sequence& seq);
     Status write_pages(int32_t layer, Side which, int32_t slot, const Moved& moved);
 };

@@ -47,6 +47,24 @@ Status DeviceCache::Impl::write_rows(int32_t layer, Side which, int32_t slot, co
     return done ? memory->copy_in(s.counts + first, counts.data(), counts.size() * sizeof(int32_t)) : done;
 }
 
+Status DeviceCache::Impl::write_basis(int32_t layer, int32_t slot, const Sequence& seq) {
+    const SideStore& s = side(layer, Side::key);
+    const size_t heads = size_t(kv_heads(layer)), dim = size_t(s.dim), first = size_t(slot) * heads * dim;
+    std::vector<float> factor(heads * dim, 1.0f);
+    std::vector<uint16_t> order(heads * dim);
+    for (size_t h = 0; h < heads; ++h) {
+        const int32_t index = s.first + 2 * int32_t(h);
+        const Transform& t = like->impl_->plan_of(seq.sides[size_t(index)], index).transform;
+        std::copy(t.scale.begin(), t.scale.end(), factor.begin() + int64_t(h * dim));
+        for (size_t i = 0; i < dim; ++i)
+            order[h * dim + i] = t.order.empty() ? uint16_t(i) : t.order[i];
+    }
+    Status done;
+    if (s.factor) done = memory->copy_in(s.factor + first, factor.data(), factor.size() * sizeof(float));
+    if (done && s.order) done = memory->copy_in(s.order + first, order.data(), order.size() * sizeof(uint16_t));
+    return done;
+}
+
 Status DeviceCache::Impl::write_pages(int32_t layer, Side which, int32_t slot, const Moved& moved) {
     const SideStore& s = side(layer, which);
     const int32_t heads = kv_heads(layer);
@@ -128,6 +146,8 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
         next.undecided |= host.method->freezes(which) && s.packs && !held.decided;
         if (!s.packs) return;
         next.ladder[size_t(index)] = source.plan_of(held, index).ladder;
+        if (s.varies && !s.store.page_map && !(next.ladder[size_t(index)] == host.plans[size_t(index)].ladder))
+            s.no_basis = "its heads have ladders of their own";
         Impl::Moved& to = moved[size_t(layer) * 2 + size_t(which)];
         const int64_t packed = seq->packed[Cache::Impl::packed_index(layer, which)];
         const auto count = size_t((packed + kPageTokens - 1) / kPageTokens);
@@ -161,6 +181,8 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
         const auto which = Side(i % 2);
         if (im.kv_heads(layer) == 0) continue;
         if (Status bad = im.write_rows(layer, which, slot, *seq); !bad) return bad;
+        if (which == Side::key)
+            if (Status bad = im.write_basis(layer, slot, *seq); !bad) return bad;
         if (moved[i].refs.empty()) continue;
         if (Status bad = im.write_pages(layer, which, slot, moved[i]); !bad) return bad;
     }

@@ -36,23 +36,22 @@ int64_t bytes_to_read(const Cache& cache, const BenchShape& shape, int32_t layer
     return bytes;
 }
 
+bool packs(const Method& method, int32_t layer, const BenchShape& shape) {
+    return method.initial(Side::key, layer, 0, shape.head_dim).window.flush > 0 ||
+           method.initial(Side::value, layer, 0, shape.head_dim).window.flush > 0;
+}
+
 // Attention of a step that stays open, over the layers in turn.
 class CacheSubject final : public BenchSubject {
 public:
     CacheSubject(const BenchShape& shape, const BenchData& data, GgmlPool& pool, std::unique_ptr<Cache> cache)
         : shape_(shape), data_(data), pool_(pool), cache_(std::move(cache)) {
         args_.scale = shape.scale();
-        for (int32_t layer = 0; layer < int32_t(cache_->shape().layers.size()); ++layer)
-            if (packs(cache_->method(), layer, shape)) layers_.push_back(layer);
+        layers_ = packing_layers(cache_->method(), int32_t(cache_->shape().layers.size()), shape);
         if (layers_.empty()) { // a method of raw rows
             layers_.resize(cache_->shape().layers.size());
             std::iota(layers_.begin(), layers_.end(), 0);
         }
-    }
-
-    static bool packs(const Method& method, int32_t layer, const BenchShape& shape) {
-        return method.initial(Side::key, layer, 0, shape.head_dim).window.flush > 0 ||
-               method.initial(Side::value, layer, 0, shape.head_dim).window.flush > 0;
     }
 
     // Fills the sequences up to the rows of the step, then begins it and writes them.
@@ -146,7 +145,8 @@ private:
     size_t next_ = 0;
 };
 
-// Layers that a cache of this method needs so that those that pack make up the working set.
+} // namespace
+
 Result<int32_t> layers_for(const std::string& spec, const BenchShape& shape, Segment segment) {
     double bytes = 0; // of one layer that packs, at least
     int32_t wanted = 0;
@@ -156,7 +156,7 @@ Result<int32_t> layers_for(const std::string& spec, const BenchShape& shape, Seg
         if (Status st = (*method)->accept(bench_model(shape, layers)); !st) return st;
         int32_t found = 0;
         for (int32_t layer = 0; layer < layers; ++layer) {
-            if (segment != Segment::raw && !CacheSubject::packs(**method, layer, shape)) continue;
+            if (segment != Segment::raw && !packs(**method, layer, shape)) continue;
             ++found;
             if (found > 1) continue;
             bytes = 0;
@@ -181,7 +181,12 @@ Result<int32_t> layers_for(const std::string& spec, const BenchShape& shape, Seg
     }
 }
 
-} // namespace
+std::vector<int32_t> packing_layers(const Method& method, int32_t layers, const BenchShape& shape) {
+    std::vector<int32_t> found;
+    for (int32_t layer = 0; layer < layers; ++layer)
+        if (packs(method, layer, shape)) found.push_back(layer);
+    return found;
+}
 
 GgmlPool::GgmlPool(int32_t threads) : threads_(threads), backend_(ggml_backend_cpu_init()) {
     ggml_backend_cpu_set_n_threads(backend_.get(), threads);

@@ -72,6 +72,11 @@ Status begin_rows(Cache& cache, SeqId sequence, int64_t first, int64_t count);
 // layers get the same rows; a layer whose heads are narrower gets their first channels.
 Status fill(Cache& cache, const BenchData& data, int32_t threads, SeqId sequence, int64_t from, int64_t to);
 
+// Layers that a cache of this method needs so that those that pack (all, of segment `raw`) make up the working set, and
+// which of `layers` pack.
+Result<int32_t> layers_for(const std::string& spec, const BenchShape& shape, Segment segment);
+std::vector<int32_t> packing_layers(const Method& method, int32_t layers, const BenchShape& shape);
+
 class CpuDevice final : public BenchDevice {
 public:
     explicit CpuDevice(const BenchShape& shape) : shape_(shape), data_(shape), pool_(shape.threads) {}

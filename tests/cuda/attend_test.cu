@@ -13,7 +13,7 @@ Ladder ladder_for(const AttendInstance& row) {
     int left = row.dim;
     for (size_t i = 0; i + 1 < row.widths.size(); ++i) {
         int n = row.widths[i] == 16 ? row.dim / 16 + 1 : row.dim / 4;
-        if (!row.key.page_map) n = std::max(n, device_granule(row.widths[i])); // see AttentionShape::ladder
+        if (!row.key.page_map && row.unit > 32) n = std::max(n, device_granule(row.widths[i])); // filled
         ladder.push(row.widths[i], uint16_t(n));
         left -= n;
     }

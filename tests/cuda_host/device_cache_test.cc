@@ -63,7 +63,9 @@ void grow(Cache& cache, const Text& text, int64_t from, int64_t n, SeqId seq) {
 
 std::unique_ptr<device::DeviceCache> on_device(const Cache& cache, HostMemory* memory, int32_t slots, int64_t rows,
                                                double bits = 0.0) {
-    auto made = device::DeviceCache::create(cache.shape(), cache.method().spec(), {slots, rows, bits, 1, 2}, memory);
+    auto like = Cache::create(cache.shape(), cache.method().spec());
+    EXPECT_TRUE(like.ok());
+    auto made = device::DeviceCache::create(std::move(*like), {slots, rows, bits, 1, 2}, memory);
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? std::move(*made) : nullptr;
 }
@@ -194,7 +196,7 @@ TEST(DeviceCache, RefusesByName) {
     grow(*cache, text, 0, 300, 0);
     const auto words = [](const Status& s) { return s.ok() ? std::string("ok") : s.message(); };
     const auto create = [&](const std::string& spec, device::DeviceCacheOptions o) {
-        auto made = device::DeviceCache::create(shape, spec, o, &memory);
+        auto made = device::DeviceCache::create(make(shape, spec), o, &memory);
         return words(made.status());
     };
     EXPECT_NE(std::string::npos, create("mixkvq", {0, 10, 0}).find("slots = 0: must be 1 to"));
@@ -204,7 +206,13 @@ TEST(DeviceCache, RefusesByName) {
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 129}).find("step_rows = 129: must be 1 to"));
     EXPECT_NE(std::string::npos, create("mixkvq", {1, 10, 0, 1, 0}).find("threads = 0: must be 1 to"));
     EXPECT_NE(std::string::npos, create("f32", {1, 10, 0}).find("f16 or bf16"));
-    EXPECT_NE(std::string::npos, create("nothing", {1, 10, 0}).find("nothing"));
+    EXPECT_NE(std::string::npos,
+              words(device::DeviceCache::create(shape, "nothing", {1, 10, 0}).status()).find("nothing"));
+    auto full = make(shape, "mixkvq");
+    grow(*full, text, 0, 10, 0);
+    EXPECT_NE(
+        std::string::npos,
+        words(device::DeviceCache::create(std::move(full), {1, 10, 0}, &memory).status()).find("holds sequences"));
     memory.limit = memory.used + 10000;
     EXPECT_NE(std::string::npos, create("mixkvq", {4, 4096, 0}).find("memory is full"));
     memory.limit = SIZE_MAX;
@@ -231,6 +239,46 @@ TEST(DeviceCache, RefusesByName) {
     moved->states(0)[0].key_packed = 4096;
     EXPECT_NE(std::string::npos, words(moved->download(0, cache.get(), 1)).find("4096 of 200 rows are packed"));
     EXPECT_EQ(0, cache->rows(1));
+}
+
+// What `to_key_basis` needs of each head comes with the sequence; what it cannot do is said by name.
+TEST(DeviceCache, BasesOfKeysComeAlong) {
+    const ModelShape shape = one_layer(4, 2, 64);
+    const Text text(shape.layers[0], 300);
+    for (const std::string spec : {"kivi:bits=2", "mixkvq", "innerq", "pnmix", "turboquant:skip=0"}) {
+        auto cache = make(shape, spec);
+        grow(*cache, text, 0, 300, 0);
+        HostMemory memory;
+        auto moved = on_device(*cache, &memory, 2, 300);
+        ASSERT_TRUE(moved->upload(1, *cache, 0).ok());
+        const auto basis = moved->key_basis(0);
+        ASSERT_TRUE(basis.ok()) << spec;
+        const auto kernel = moved->attention(0, 3);
+        ASSERT_TRUE(kernel.ok()) << spec;
+        EXPECT_EQ(basis->any(), kernel->key_basis);
+        EXPECT_EQ(3, kernel->rows);
+        EXPECT_EQ(2, kernel->max_sequences);
+        for (int32_t h = 0; h < 2; ++h) {
+            const Transform& t = cache->plan(0, 0, h, Side::key).transform;
+            EXPECT_EQ(t.hadamard, basis->hadamard) << spec;
+            EXPECT_EQ(t.identity(), !basis->any()) << spec;
+            for (int32_t d = 0; d < 64; ++d) {
+                const size_t at = size_t((1 * 2 + h) * 64 + d);
+                if (basis->factor) {
+                    EXPECT_EQ(t.scale.empty() ? 1.0f : t.scale[size_t(d)], basis->factor[at]) << spec;
+                }
+                if (basis->order) {
+                    EXPECT_EQ(t.order.empty() ? d : t.order[size_t(d)], basis->order[at]) << spec;
+                }
+            }
+            EXPECT_TRUE(t.scale.empty() || basis->factor) << spec;
+            EXPECT_TRUE(t.order.empty() || basis->order) << spec;
+        }
+    }
+    HostMemory memory;
+    auto mosaic = on_device(*make(shape, "mosaic"), &memory, 1, 300);
+    EXPECT_NE(std::string::npos, mosaic->key_basis(0).status().message().find("their mean"));
+    EXPECT_FALSE(mosaic->attention(0).ok());
 }
 
 } // namespace

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "eval/bench_cpu.h"
+#include "eval/bench_cuda.h"
 #include "eval/bench_encode.h"
 #include "eval/build.h"
 #include "kvmosaic/app.h"
@@ -25,13 +26,17 @@ struct Options {
 };
 
 // Devices are sources of src/eval that make a BenchDevice; this is where they are named.
-std::unique_ptr<eval::BenchDevice> open_device(const Options& o) { return std::make_unique<eval::CpuDevice>(o.shape); }
+std::unique_ptr<eval::BenchDevice> open_device(const Options& o) {
+    if (o.device == "cpu") return std::make_unique<eval::CpuDevice>(o.shape);
+    return take(eval::open_cuda_device(o.shape));
+}
 
 void check_device(const Options& o) {
+    if (o.device != "cpu" && o.device != "cuda") bad_usage("--device {}: cpu or cuda", o.device);
     if (o.device == "cpu") return;
-    if (o.device == "cuda")
-        bad_usage("--device cuda: this program measures on the CPU only, it was built without CUDA; use --device cpu");
-    bad_usage("--device {}: cpu or cuda", o.device);
+    if (!o.baselines.empty())
+        bad_usage("--baseline {}: on a GPU other attention is measured by bench/cuda/baseline.py", o.baselines[0]);
+    if (o.accuracy != "exact") bad_usage("--accuracy {}: the kernels of a GPU have one form, exact", o.accuracy);
 }
 
 void check_options(Options& o) {
@@ -100,6 +105,7 @@ void attend(Options& o) {
 void encode(Options& o) {
     check_options(o);
     ProgressBar bar;
+    if (o.device != "cpu") bad_usage("--device {}: encoding is measured on the CPU; see kvmosaic_cuda_bench", o.device);
     const eval::EncodeReport report = take(eval::bench_encode(o.shape, o.specs, o.rounds, bar.receiver()));
     bar.finish();
     ordered_json out = head("kvmosaic bench encode 1", o, command("encode", o, false));
@@ -108,7 +114,7 @@ void encode(Options& o) {
 }
 
 void add_options(CLI::App* verb, const std::shared_ptr<Options>& o) {
-    verb->add_option("--device", o->device, "where: cpu")->capture_default_str();
+    verb->add_option("--device", o->device, "where: cpu or cuda")->capture_default_str();
     verb->add_option("--heads", o->shape.heads, "query heads")->capture_default_str();
     verb->add_option("--kv-heads", o->shape.kv_heads, "KV heads")->capture_default_str();
     verb->add_option("--head-dim", o->shape.head_dim, "head size")->capture_default_str();

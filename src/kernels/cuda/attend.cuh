@@ -85,14 +85,16 @@ inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots
 }
 
 // q of one (sequence, KV head) into the warp's table, each column divided by the power of two of its largest value.
-// place(channel, n): address of the 16 bytes of a channel and 8 columns.
+// place(channel, n): address of the 16 bytes of a channel and 8 columns. packed: those for packed keys, where they
+// differ.
 template <int D, int NT, class Place>
-__device__ __forceinline__ void load_queries(const AttendParams& p, int sequence, int head, int first_column,
-                                             Place place, float* scale, int lane) {
+__device__ __forceinline__ void load_queries(const AttendParams& p, bool packed, int sequence, int head,
+                                             int first_column, Place place, float* scale, int lane) {
     constexpr int kPairs = D / 64; // of neighbouring channels, of a lane
     const int columns = p.rows * p.group;
-    const bool bf16 = p.q_type == ElementType::bf16;
-    const uint32_t* q = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(p.q) +
+    packed = packed && p.q_packed;
+    const bool bf16 = !packed && p.q_type == ElementType::bf16;
+    const uint32_t* q = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(packed ? p.q_packed : p.q) +
                                                           (int64_t(sequence) * p.rows * p.heads + head * p.group) * D) +
                         lane;
 #pragma unroll 1
@@ -212,10 +214,9 @@ __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& c
 }
 
 template <class K, class V, int NT>
-__device__ __forceinline__ void attend_quarter(const AttendParams& p, const SequencePlan& plan, int kv_head, int index,
-                                               int first_column, uint32_t q, int lane, Columns<NT>& col,
+__device__ __forceinline__ void attend_quarter(const AttendParams& p, const SequencePlan& plan, const QuarterPlace& at,
+                                               int kv_head, int first_column, uint32_t q, int lane, Columns<NT>& col,
                                                uint32_t& fresh, MixState<V::D, NT>& state) {
-    const QuarterPlace at = quarter_place(plan, index);
     if (at.high <= at.low) return;
     const int64_t head = int64_t(plan.state.slot) * p.kv_heads + kv_head;
     float x[2][NT][4] = {};
@@ -224,7 +225,7 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
                             p.raw_type == ElementType::bf16, q, lane, x);
     } else {
         const PageRef ref = p.key_pages[head * p.table_stride + at.page];
-        K::template score_quarter<NT>(p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x);
+        K::template score_quarter<NT>(p, p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x);
     }
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -339,22 +340,31 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     MixState<V::D, NT> state;
     uint32_t fresh = 0;
     bool opening = true; // the next item opens a head
+    int loaded = 1;      // queries in the table: 1 for packed keys, 0 for raw ones where they differ
     int sequence = plan.sequence, head = plan.head, item = plan.item, pages = plan.pages, items = plan.items;
     int slot = 0;
     uint32_t phase = 0;
 
     for (int left = plan.count; left > 0; --left) {
-        if (opening) {
-            opening = false;
+        QuarterPlace place;
+        if (K::kBasis && item >= pages) place = quarter_place(p.plans[sequence], item - pages);
+        const int wanted = K::kBasis && p.q_packed && item >= pages && place.key_raw ? 0 : 1;
+        if (opening || (K::kBasis && loaded != wanted)) {
+            if (K::kBasis) __syncwarp();
             load_queries<K::D, NT>(
-                p, sequence, head, first_column,
+                p, K::kBasis && wanted, sequence, head, first_column,
                 [q](int channel, int n) { return q + uint32_t(channel * 16 * NT + 16 * n); }, scale, lane);
             const int t = lane & 3;
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
+            for (int n = 0; n < NT; ++n)
                 col.scale[n][0] = scale[8 * n + 2 * t], col.scale[n][1] = scale[8 * n + 2 * t + 1];
+            loaded = wanted;
+        }
+        if (opening) {
+            opening = false;
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
                 col.max[n][0] = col.max[n][1] = 0.0f;
-            }
             fresh = (1u << (2 * NT)) - 1;
             state.clear();
         }
@@ -375,7 +385,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             float x[8][NT][4];
             const uint32_t page = ring + uint32_t(slot) * p.shared.slot;
             barrier_wait(full(slot, 0), phase);
-            K::template score<NT>(page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x);
+            K::template score<NT>(p, page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x);
             release(0);
             uint32_t pr[8][NT][2];
             softmax<8, V::D, NT>(x, col, fresh, state, pr);
@@ -385,8 +395,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             if (more) more = advance();
             if (++slot == p.slots) slot = 0, phase ^= 1;
         } else {
-            attend_quarter<K, V, NT>(p, p.plans[sequence], head, item - pages, first_column, q, lane, col, fresh,
-                                     state);
+            if (!K::kBasis) place = quarter_place(p.plans[sequence], item - pages);
+            attend_quarter<K, V, NT>(p, p.plans[sequence], place, head, first_column, q, lane, col, fresh, state);
         }
         const bool ends = ++item == items;
         if (ends || left == 1) {

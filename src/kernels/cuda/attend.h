@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/cuda/order.h"
 #include "kvmosaic/device.h"
@@ -67,6 +68,14 @@ struct SharedPlan {
     uint32_t ones = 0, bytes = 0;
 };
 
+// Levels of a codebook as fp16, low bytes and high bytes apart; entry i is byte i % 4 of word i / 4.
+struct BookTable {
+    uint32_t low[4] = {}, high[4] = {};
+};
+BookTable book_table(const StoreSpec& spec); // of a store that is no codebook: zeros
+// First channel of the tier of each width, at most four, in a ladder without a map.
+void set_tier_first(const Ladder& ladder, const std::vector<uint8_t>& widths, uint32_t (&first)[4]);
+
 struct AttendParams {
     // keys and values
     const uint8_t* key_pool = nullptr;
@@ -74,10 +83,13 @@ struct AttendParams {
     const PageRef* key_pages = nullptr; // [slot][kv_heads][table_stride]
     const PageRef* value_pages = nullptr;
     int32_t table_stride = 0;
+    BookTable book;              // codebook keys
+    uint32_t tier_first[4] = {}; // tiered keys without a map: first channel of each tier
     RawRows key_front, value_front, key_recent, value_recent;
     ElementType raw_type = ElementType::f16; // f16 or bf16
     // queries: [sequences][rows][heads][D]; out alike
     const void* q = nullptr;
+    const void* q_packed = nullptr; // f16, for packed keys; null: q
     void* out = nullptr;
     float* log_sum = nullptr; // [sequences][rows][heads] natural log of the softmax denominator, or null
     ElementType q_type = ElementType::bf16, out_type = ElementType::f32;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "kernels/cuda/attend.cuh"
+#include "kernels/cuda/book.cuh"
+#include "kernels/cuda/depth.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/score_tiers.cuh"
 
@@ -26,6 +28,7 @@ AttendInstance make_attend_row(const char* name) {
 template <class K, class V, int NT, int THREADS>
 AttendInstance make_attend_instance(const char* name) {
     AttendInstance row = make_attend_row<K, V>(name);
+    row.basis = K::kBasis;
     row.columns = 8 * NT;
     row.unit = 32;
     row.threads = THREADS;

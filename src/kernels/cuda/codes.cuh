@@ -36,6 +36,13 @@ struct GlobalWords {
     }
 };
 
+// What sums begin with: nothing, or a number for each column, given for field position 0.
+struct FromZero {};
+template <int NT>
+struct FromColumns {
+    float at[NT][2];
+};
+
 template <int NT>
 __device__ __forceinline__ void mma_tile(float (&x)[NT][4], const uint4& w, uint32_t mask, const uint32_t (&b)[NT][2],
                                          bool first = false) {
@@ -47,6 +54,22 @@ __device__ __forceinline__ void mma_tile(float (&x)[NT][4], const uint4& w, uint
         else
             mma16(x[n], a0, a1, a2, a3, b[n][0], b[n][1]);
     }
+}
+// position: of the tile's field.
+template <int NT>
+__device__ __forceinline__ void mma_tile(float (&x)[NT][4], const uint4& w, uint32_t mask, const uint32_t (&b)[NT][2],
+                                         bool first, FromZero, int) {
+    mma_tile<NT>(x, w, mask, b, first);
+}
+template <int NT>
+__device__ __forceinline__ void mma_tile(float (&x)[NT][4], const uint4& w, uint32_t mask, const uint32_t (&b)[NT][2],
+                                         bool first, const FromColumns<NT>& from, int position) {
+    if (!first) return mma_tile<NT>(x, w, mask, b);
+    const float f = exp2_of(position);
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+        mma16_from(x[n], w.x & mask, w.y & mask, w.z & mask, w.w & mask, b[n][0], b[n][1], from.at[n][0] * f,
+                   from.at[n][1] * f);
 }
 
 template <int NT>
@@ -60,18 +83,19 @@ __device__ __forceinline__ void scaled(uint32_t (&to)[NT][2], const uint32_t (&b
 __host__ __device__ constexpr uint32_t half2_power(int e) { return uint32_t((15 + e) << 10) * 0x10001u; }
 
 // Tiles F0 .. F1 - 1 of one quad times a pair of steps. `offset` is that of the tier's codes, `plane` the bytes of a
-// 2-bit plane of the tier; `even`, `odd` are the operands of the two steps. first: x holds nothing yet.
-template <int BITS, int F0, int F1, int NT, class Words>
+// 2-bit plane of the tier; `even`, `odd` are the operands of the two steps. first: x holds nothing yet, and begins with
+// `begin`.
+template <int BITS, int F0, int F1, int NT, class Words, class From = FromZero>
 __device__ __forceinline__ void mma_pair(float (*x)[NT][4], const Words& words, uint32_t offset, uint32_t plane,
                                          int pair, int quads, int quad, int lane, const uint32_t (&even)[NT][2],
-                                         const uint32_t (&odd)[NT][2], bool first = false) {
+                                         const uint32_t (&odd)[NT][2], bool first = false, const From& begin = {}) {
     const uint32_t at = uint32_t(lane) * 16;
     const auto two = [&](uint32_t from, const uint32_t(&be)[NT][2], const uint32_t(&bo)[NT][2], bool start = false) {
         const uint4 w = words.get(from + uint32_t(pair * quads + quad) * kSetBytes + at);
         const uint4 s = shift_right(w, 8);
 #pragma unroll
         for (int f = F0; f < F1; ++f)
-            mma_tile<NT>(x[f], w, 0x00030003u << (2 * f), be, start);
+            mma_tile<NT>(x[f], w, 0x00030003u << (2 * f), be, start, begin, 2 * f);
 #pragma unroll
         for (int f = F0; f < F1; ++f)
             mma_tile<NT>(x[f], s, 0x00030003u << (2 * f), bo);
@@ -81,7 +105,7 @@ __device__ __forceinline__ void mma_pair(float (*x)[NT][4], const Words& words, 
             shift_right(words.get(from + uint32_t((pair >> 1) * quads + quad) * kSetBytes + at), 8 * (pair & 1));
 #pragma unroll
         for (int f = F0; f < F1; ++f)
-            mma_tile<NT>(x[f], w, 0x00010001u << (2 * f), be, start);
+            mma_tile<NT>(x[f], w, 0x00010001u << (2 * f), be, start, begin, 2 * f);
 #pragma unroll
         for (int f = F0; f < F1; ++f)
             mma_tile<NT>(x[f], w, 0x00020002u << (2 * f), bo);
@@ -91,7 +115,7 @@ __device__ __forceinline__ void mma_pair(float (*x)[NT][4], const Words& words, 
         const uint4 s = shift_right(w, 8);
 #pragma unroll
         for (int f = F0; f < F1; ++f)
-            mma_tile<NT>(x[f], f < 2 ? w : s, f & 1 ? 0x00F000F0u : 0x000F000Fu, b, start);
+            mma_tile<NT>(x[f], f < 2 ? w : s, f & 1 ? 0x00F000F0u : 0x000F000Fu, b, start, begin, 4 * (f & 1));
     };
     uint32_t e[NT][2], o[NT][2];
     if constexpr (BITS == 1) {

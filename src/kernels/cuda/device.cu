@@ -133,14 +133,12 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     if (shape.max_sequences < 1) return bad("max_sequences: must be at least 1");
     if (Status s = served(shape.key, Side::key, shape.dim); !s) return s;
     if (Status s = served(shape.value, Side::value, shape.dim); !s) return s;
+    bool filled = true; // granules of a ladder without a map: dead channels move the next tier's
     if (shape.key.kind == StoreKind::tiered && !shape.key.page_map) {
         if (Status s = validate(shape.ladder, shape.dim); !s) return s;
         for (int i = 0; i + 1 < shape.ladder.count; ++i) {
             const Tier& tier = shape.ladder.tiers[size_t(i)];
-            if (tier.channels % (tier.bits == 16 ? 8 : cuda::device_granule(tier.bits)) != 0)
-                return Status(StatusCode::unsupported, "ladder: " + std::to_string(tier.channels) + " channels of " +
-                                                           std::to_string(tier.bits) +
-                                                           " bits do not fill their granules, and pages have no map");
+            filled = filled && tier.channels % (tier.bits == 16 ? 8 : cuda::device_granule(tier.bits)) == 0;
         }
     }
     const DevicePage key =
@@ -150,6 +148,7 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     const int32_t group = shape.heads / shape.kv_heads, columns = shape.rows * group;
     for (const AttendInstance* row : cuda::attend_instances()) {
         if (row->dim != shape.dim || row->widths != shape.widths) continue;
+        if ((shape.key_basis && !row->basis) || (!filled && row->unit > 32)) continue;
         if (impl->instance && cuda::instance_rank(*row, columns) >= cuda::instance_rank(*impl->instance, columns))
             continue;
         if (same_store(key,
@@ -164,11 +163,11 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     impl->name = row.name;
     impl->shape = shape;
     const int32_t team = (columns + row.columns - 1) / row.columns;
-    int device = 0, multiprocessors = 0, limit = 0;
+    int device = 0, multiprocessors = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error != cudaSuccess) return failed("device", error);
+    const uint32_t limit = cuda::shared_limit(row);
     // Up to two pages a warp the start of a wide block costs more than its width brings.
     const int64_t pages = shape.expected_rows / kPageTokens * shape.kv_heads;
     const bool small = shape.expected_rows > 0 && pages < int64_t(multiprocessors) * 24;
@@ -188,7 +187,7 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     for (int32_t slots = shape.slots > 0 ? shape.slots : team > 1 || row.unit > 32 ? 2 : 1;; --slots) {
         p.shared = row.shared(key_bytes, warps, team, slots);
         p.slots = slots;
-        if (p.shared.bytes <= uint32_t(limit)) break;
+        if (p.shared.bytes <= limit) break;
         if (slots > 1) continue;
         if (warps <= team)
             return Status(StatusCode::unsupported, "pages of " + std::to_string(key_bytes) + " bytes do not fit");
@@ -223,6 +222,8 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     p.warp_partial = m.at<float>(warp_partial), p.warp_ml = m.at<float2>(warp_ml);
     p.block_partial = m.at<float>(block_partial), p.block_ml = m.at<float2>(block_ml);
     p.rows = shape.rows, p.heads = shape.heads, p.kv_heads = shape.kv_heads;
+    p.book = cuda::book_table(shape.key);
+    cuda::set_tier_first(shape.ladder, shape.widths, p.tier_first);
     p.group = group, p.group_inverse = 65536 / group + 1;
     p.warps_per_block = warps, p.teams_per_block = teams, p.team = team;
     cuda::PlanParams& plan = impl->plan;
@@ -250,6 +251,7 @@ Status Attention::plan(const SequenceState* states, int32_t sequences, Stream st
 Status Attention::attend(const AttendCall& call, Stream stream) {
     if (call.q_type == ElementType::f32) return bad("q_type = f32: must be f16 or bf16");
     if (call.memory.raw == ElementType::f32) return bad("raw = f32: must be f16 or bf16");
+    if (!call.q_packed != !impl_->shape.key_basis) return bad("q_packed: comes with key_basis, and not without it");
     if (impl_->sequences == 0) return Status();
     AttendParams p = impl_->params;
     p.sequences = impl_->sequences;
@@ -260,11 +262,25 @@ Status Attention::attend(const AttendCall& call, Stream stream) {
     p.key_front = m.key.front, p.key_recent = m.key.recent;
     p.value_front = m.value.front, p.value_recent = m.value.recent;
     p.raw_type = m.raw;
-    p.q = call.q, p.out = call.out, p.q_type = call.q_type, p.out_type = call.out_type;
+    p.q = call.q, p.q_packed = call.q_packed, p.out = call.out, p.q_type = call.q_type, p.out_type = call.out_type;
     p.log_sum = call.log_sum;
     p.scale_log2 = float(double(call.scale) * 1.4426950408889634);
     return failed("attend",
                   cuda::launch_attend(*impl_->instance, p, impl_->blocks, impl_->shape.early, stream_of(stream)));
+}
+
+Status to_key_basis(const BasisCall& call, Stream stream) {
+    if (call.dim != 64 && call.dim != 128 && call.dim != 256)
+        return Status(StatusCode::unsupported, "dim = " + std::to_string(call.dim) + ": must be 64, 128 or 256");
+    const int32_t run = call.basis.hadamard;
+    if (run < 0 || run > call.dim || (run & (run - 1)) != 0)
+        return Status(StatusCode::unsupported, "hadamard = " + std::to_string(run) +
+                                                   ": must be a power of two, at most " + std::to_string(call.dim));
+    if (call.heads < 1 || call.kv_heads < 1 || call.heads % call.kv_heads != 0)
+        return bad("heads: must be a multiple of kv_heads");
+    if (call.type == ElementType::f32) return bad("type = f32: must be f16 or bf16");
+    if (call.sequences < 1 || call.rows < 1) return Status();
+    return failed("to_key_basis", cuda::launch_to_key_basis(call, stream_of(stream)));
 }
 
 namespace {

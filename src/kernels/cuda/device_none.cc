@@ -26,6 +26,7 @@ const std::string& Attention::kernel() const { return impl_->name; }
 int64_t Attention::scratch_bytes() const { return 0; }
 Status Attention::plan(const SequenceState*, int32_t, Stream) { return absent(); }
 Status Attention::attend(const AttendCall&, Stream) { return absent(); }
+Status to_key_basis(const BasisCall&, Stream) { return absent(); }
 
 Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream, const Ladder&) { return absent(); }
 Status restore(const StoreSpec&, Side, int32_t, const RestoreCall&, Stream, const Ladder&) { return absent(); }

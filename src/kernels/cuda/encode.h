@@ -59,6 +59,9 @@ cudaError_t launch_append(const DevicePage& key, const AppendParams& params, cud
 
 cudaError_t launch_add_queries(const device::QueryCall& call, cudaStream_t stream);
 
+// D of 64, 128 or 256; runs of the Hadamard transform are powers of two.
+cudaError_t launch_to_key_basis(const device::BasisCall& call, cudaStream_t stream);
+
 struct AdvanceParams {
     SequenceState* states = nullptr;
     int32_t sequences = 0, new_rows = 1;

@@ -2,6 +2,16 @@
 
 namespace kvmosaic::cuda {
 
+uint32_t shared_limit(const AttendInstance& instance) {
+    int device = 0, limit = 0;
+    cudaFuncAttributes own;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+        cudaFuncGetAttributes(&own, instance.kernel) != cudaSuccess)
+        return 0;
+    return uint32_t(limit) - uint32_t(own.sharedSizeBytes);
+}
+
 cudaError_t launch_attend(const AttendInstance& instance, const AttendParams& params, int32_t blocks, bool early,
                           cudaStream_t stream) {
     cudaLaunchConfig_t config = {};

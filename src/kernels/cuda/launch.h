@@ -17,6 +17,7 @@ struct AttendInstance {
     StoreSpec key, value;        // kind, bits, axis, group, rule; tiered: see widths
     std::vector<uint8_t> widths; // of a tiered key store, widest first; the bytes of PageRef::tiers follow it
     int32_t dim;
+    bool basis;      // reads q_packed
     int32_t columns; // of a unit: a warp, or a team of four of the kernels for many query rows
     int32_t unit;    // its threads
     int32_t threads; // largest block
@@ -36,6 +37,9 @@ inline int32_t instance_rank(const AttendInstance& row, int32_t columns) {
     if (columns > row.columns) return 1000;
     return row.columns == 32 ? 28 : 33;
 }
+
+// Dynamic shared memory that a block of the kernel may have on the current device; 0 where it cannot be told.
+uint32_t shared_limit(const AttendInstance& instance);
 
 cudaError_t launch_plan(const PlanParams& params, cudaStream_t stream);
 // early: the kernel may start before its predecessor in the stream has ended (programmatic dependent launch).

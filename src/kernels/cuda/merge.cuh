@@ -198,21 +198,25 @@ __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memo
     // At most two heads are shared with other blocks.
     const int before = plan.before, after = plan.after;
     if (before < 0 && after < 0) return;
-    __shared__ int last[2];
     __syncthreads();
+    int is_last = 0; // of threads 0 and 1
     if (threadIdx.x < 2) {
         const int head = threadIdx.x == 0 ? before : after;
-        int is_last = 0;
         if (head >= 0 && add_acq_rel(p.arrivals + head, 1) + 1 == p.heads_plan[head].blocks) {
             p.arrivals[head] = 0;
             is_last = 1;
         }
-        last[threadIdx.x] = is_last;
     }
-    __syncthreads();
+    // One thread votes for `before`, two for `after`.
+    int vote = 0;
+    if (threadIdx.x < 32) {
+        const uint32_t found = __ballot_sync(~0u, is_last);
+        vote = threadIdx.x == 0 ? int(found & 1u) : threadIdx.x < 3 ? int(found >> 1 & 1u) : 0;
+    }
+    const int last = __syncthreads_count(vote);
 #pragma unroll 1
     for (int k2 = 0; k2 < 2; ++k2)
-        if (last[k2]) merge_blocks<V>(p, memory, k2 == 0 ? before : after, columns);
+        if (last >> k2 & 1) merge_blocks<V>(p, memory, k2 == 0 ? before : after, columns);
 }
 
 } // namespace kvmosaic::cuda

@@ -6,6 +6,7 @@
 // tiered page costs a byte load and an address for 32 channels.
 #pragma once
 
+#include "kernels/cuda/attend.h"
 #include "kernels/cuda/codes.cuh"
 
 namespace kvmosaic::cuda {
@@ -100,6 +101,20 @@ __device__ __forceinline__ void finish_scores(float (&x)[8][NT][4], const ZeroSu
         }
 }
 
+// The same without zero terms. BITS of 16: the sums are plain.
+template <int BITS, int NT>
+__device__ __forceinline__ void finish_scores(float (&x)[8][NT][4], const Columns<NT>& col) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float c = (BITS == 16 ? 1.0f : field_scale(BITS, j)) * col.scale[n][i & 1];
+                x[j][n][i] = fmaf(x[j][n][i], c, -col.max[n][i & 1]);
+            }
+}
+
 inline StoreSpec grid_spec(int bits, Axis axis, int group, GridRule rule = GridRule::asym) {
     StoreSpec spec;
     spec.kind = StoreKind::grid;
@@ -115,6 +130,7 @@ template <int D_, int BITS_, int NG_>
 struct KeyGrid {
     static constexpr int D = D_, BITS = BITS_, NG = NG_;
     static constexpr bool kTiered = false;
+    static constexpr bool kBasis = false; // queries for packed keys may differ from those for raw ones
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kPlane = D * 128 * 2 / 8;
     static constexpr uint32_t kScales = kCodes, kParams = NG * D * 2, kZeros = kScales + kParams;
     static constexpr uint32_t kBytes = (kZeros + kParams + kUnit - 1) / kUnit * kUnit;
@@ -123,8 +139,8 @@ struct KeyGrid {
     static std::vector<uint8_t> widths() { return {}; }
 
     template <int NT>
-    __device__ static void score(uint32_t page, uint32_t, uint32_t q, int lane, const Columns<NT>& col,
-                                 float (&x)[8][NT][4]) {
+    __device__ static void score(const AttendParams&, uint32_t page, uint32_t, uint32_t q, int lane,
+                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
         const SharedWords words{page};
         const int t = lane & 3, g = lane >> 2;
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);
@@ -158,8 +174,8 @@ struct KeyGrid {
 
     // Tiles 2 * quarter and the next, from global memory, as plain sums q . k (not yet scaled).
     template <int NT>
-    __device__ static void score_quarter(const uint8_t* page, uint32_t, uint32_t q, int lane, int quarter,
-                                         float (&x)[2][NT][4]) {
+    __device__ static void score_quarter(const AttendParams&, const uint8_t* page, uint32_t, uint32_t q, int lane,
+                                         int quarter, float (&x)[2][NT][4]) {
         const GlobalWords words{page};
         const int t = lane & 3, group = quarter * NG / 4;
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);

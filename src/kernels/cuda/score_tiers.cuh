@@ -22,6 +22,7 @@ template <int D_, bool WITH_MAP, int... WIDTHS>
 struct KeyTiers {
     static constexpr int D = D_, kCount = sizeof...(WIDTHS);
     static constexpr bool kTiered = true;
+    static constexpr bool kBasis = !WITH_MAP; // an order of channels, if no other basis
     static_assert(kCount <= 4 && D <= 256, "a byte of PageRef::tiers for each width; byte maps");
 
     struct Sizes {
@@ -59,12 +60,13 @@ struct KeyTiers {
     }
     static std::vector<uint8_t> widths() { return {uint8_t(WIDTHS)...}; }
 
-    // Byte `entry` of the tier's part of the map, or the ladder position itself: `first` is that of the tier.
+    // Byte `entry` of the tier's part of the map, or the ladder position itself: `first` is that of the tier. What is
+    // dead reads some channel, and has codes and scales of 0.
     static __device__ __forceinline__ uint32_t channel(uint32_t map, uint32_t first, uint32_t entry) {
-        return WITH_MAP ? load_shared_byte(map + entry) : first + entry;
+        return WITH_MAP ? load_shared_byte(map + entry) : min(first + entry, uint32_t(D - 1));
     }
     static __device__ __forceinline__ uint32_t channel(const uint8_t* map, uint32_t first, uint32_t entry) {
-        return WITH_MAP ? map[entry] : first + entry;
+        return WITH_MAP ? map[entry] : min(first + entry, uint32_t(D - 1));
     }
     static __device__ __forceinline__ uint32_t at(uint32_t base, uint32_t offset) { return base + offset; }
     static __device__ __forceinline__ const uint8_t* at(const uint8_t* base, uint32_t offset) { return base + offset; }
@@ -72,20 +74,22 @@ struct KeyTiers {
     // TILES tiles from `tile`: all eight, or two of a quarter in the slow form. Leaves sums in the scheme of the last
     // width.
     template <int TILES, int NT, class Words, class Base>
-    __device__ static void sums(const Words& words, Base page, const Sizes& s, uint32_t q, int lane, int tile,
-                                float (&x)[TILES][NT][4], ZeroSums<NT>& zero) {
-        sums_from<0, TILES, NT>(words, page, s, q, lane, tile, x, zero);
+    __device__ static void sums(const AttendParams& params, const Words& words, Base page, const Sizes& s, uint32_t q,
+                                int lane, int tile, float (&x)[TILES][NT][4], ZeroSums<NT>& zero) {
+        sums_from<0, TILES, NT>(params, words, page, s, q, lane, tile, x, zero);
     }
 
     template <int I, int TILES, int NT, class Words, class Base>
-    __device__ static __forceinline__ void sums_from(const Words& words, Base page, const Sizes& s, uint32_t q,
-                                                     int lane, int tile, float (&x)[TILES][NT][4], ZeroSums<NT>& zero) {
+    __device__ static __forceinline__ void sums_from(const AttendParams& params, const Words& words, Base page,
+                                                     const Sizes& s, uint32_t q, int lane, int tile,
+                                                     float (&x)[TILES][NT][4], ZeroSums<NT>& zero) {
         constexpr int kWidth[] = {WIDTHS...};
         constexpr int W = kWidth[I];
         constexpr bool kWhole = TILES == 8;
         const int t = lane & 3;
-        const uint32_t first = W == 16 ? 0u : s.raw_padded + s.column[I];
-        const auto map = at(page, s.map + first);
+        const uint32_t entry = W == 16 ? 0u : s.raw_padded + s.column[I];
+        const uint32_t first = WITH_MAP ? 0u : params.tier_first[I];
+        const auto map = at(page, s.map + entry);
         const uint32_t plane = s.padded[I] * 32u;
         if constexpr (W == 16) {
             for (uint32_t u = 0; u < s.padded[I] / 8; ++u) {
@@ -158,13 +162,13 @@ struct KeyTiers {
                     for (int i = 0; i < 4; ++i)
                         x[j][n][i] *= exp2_of(shift);
             }
-            sums_from<(I + 1 < kCount ? I + 1 : I), TILES, NT>(words, page, s, q, lane, tile, x, zero);
+            sums_from<(I + 1 < kCount ? I + 1 : I), TILES, NT>(params, words, page, s, q, lane, tile, x, zero);
         }
     }
 
     template <int NT>
-    __device__ static void score(uint32_t page, uint32_t tiers, uint32_t q, int lane, const Columns<NT>& col,
-                                 float (&x)[8][NT][4]) {
+    __device__ static void score(const AttendParams& params, uint32_t page, uint32_t tiers, uint32_t q, int lane,
+                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
         constexpr int kWidth[] = {WIDTHS...};
 #pragma unroll
         for (int j = 0; j < 8; ++j)
@@ -175,16 +179,16 @@ struct KeyTiers {
                     x[j][n][i] = 0.0f;
         ZeroSums<NT> zero;
         zero.clear();
-        sums<8, NT>(SharedWords{page}, page, sizes(tiers), q, lane, 0, x, zero);
+        sums<8, NT>(params, SharedWords{page}, page, sizes(tiers), q, lane, 0, x, zero);
         finish_scores<kWidth[kCount - 1], 1, NT>(x, zero, col, lane);
     }
 
     template <int NT>
-    __device__ static void score_quarter(const uint8_t* page, uint32_t tiers, uint32_t q, int lane, int quarter,
-                                         float (&x)[2][NT][4]) {
+    __device__ static void score_quarter(const AttendParams& params, const uint8_t* page, uint32_t tiers, uint32_t q,
+                                         int lane, int quarter, float (&x)[2][NT][4]) {
         ZeroSums<NT> zero;
         zero.clear();
-        sums<2, NT>(GlobalWords{page}, page, sizes(tiers), q, lane, 2 * quarter, x, zero);
+        sums<2, NT>(params, GlobalWords{page}, page, sizes(tiers), q, lane, 2 * quarter, x, zero);
 #pragma unroll
         for (int j = 0; j < 2; ++j)
 #pragma unroll

@@ -1,6 +1,30 @@
 // The part of include/kvmosaic/device.h that needs no GPU.
+#include "kernels/cuda/attend.h"
 #include "kernels/cuda/order.h"
 #include "kvmosaic/device.h"
+#include "kvmosaic/numeric.h"
+
+namespace kvmosaic::cuda {
+
+BookTable book_table(const StoreSpec& spec) {
+    BookTable table;
+    if (spec.kind != StoreKind::codebook) return table;
+    for (int i = 0; i < 1 << spec.bits; ++i) {
+        const uint32_t level = f32_to_f16_sat(spec.book[i]), shift = uint32_t(8 * (i % 4));
+        table.low[i / 4] |= (level & 255u) << shift, table.high[i / 4] |= (level >> 8) << shift;
+    }
+    return table;
+}
+
+void set_tier_first(const Ladder& ladder, const std::vector<uint8_t>& widths, uint32_t (&first)[4]) {
+    for (size_t w = 0; w < widths.size() && w < 4; ++w) {
+        uint32_t channel = 0;
+        for (int t = 0; t < ladder.count; channel += ladder.tiers[size_t(t)].channels, ++t)
+            if (ladder.tiers[size_t(t)].bits == widths[w]) first[w] = channel;
+    }
+}
+
+} // namespace kvmosaic::cuda
 
 namespace kvmosaic::device {
 
