@@ -75,6 +75,8 @@ public:
     // The basis of the layer's packed keys, for `to_key_basis`; of an empty slot it means nothing. Refuses by name what
     // queries cannot be brought to there: keys without their rotation or mean, joined heads, shifts.
     Result<KeyBasis> key_basis(int32_t layer) const;
+    // Of keys that were packed about a mean, for AttendCall; else without a mean.
+    KeyMean key_mean(int32_t layer) const;
     // Pool of tiered key pages whose ladders depend on the data, else null: units in use (grows on the device), units
     // there are, and whether a page found no room.
     struct Pool {

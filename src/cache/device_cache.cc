@@ -148,9 +148,8 @@ Status DeviceCache::Impl::set_up_side(int32_t layer, Side which) {
         if (Status bad = take(1, &s.used); !bad) return bad;
         if (Status bad = take(1, &s.exhausted); !bad) return bad;
     }
-    const uint32_t largest = !s.varies                 ? cuda::device_page(layout(s.store, which, s.dim)).bytes
-                             : in_planes(s.store.rule) ? worst_page_bytes(s.store, which, s.dim, s.widths)
-                                                       : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
+    const uint32_t largest = !s.varies ? cuda::device_page(layout(s.store, which, s.dim)).bytes
+                                       : cuda::worst_device_page_bytes(s.store, which, s.dim, s.widths);
     s.page_units = (largest + kPageUnit - 1) / kPageUnit;
     const double page =
         s.varies && options.expected_bits > 0.0 ? options.expected_bits / 8.0 * kPageTokens * s.dim : double(largest);
@@ -174,8 +173,10 @@ Status DeviceCache::Impl::set_up_basis(int32_t layer) {
     SideStore& s = side(layer, Side::key);
     const SidePlan& plan = host.plans[size_t(s.first)];
     const bool later = host.method->freezes(Side::key);
-    if (plan.space != KeySpace::post_rope)
-        s.no_basis = "keys are packed without their rotation or their mean";
+    if (plan.space == KeySpace::pre_rope)
+        s.no_basis = "keys are packed without their rotation";
+    else if (plan.space == KeySpace::centred)
+        return set_up_mean(layer);
     else if (plan.transform.joined != 1 || !plan.transform.shift.empty())
         s.no_basis = "keys are packed in a basis that joins heads or shifts channels";
     if (s.no_basis || (plan.transform.identity() && !later)) return {};
@@ -343,7 +344,10 @@ Result<AttentionShape> DeviceCache::attention(int32_t layer, int32_t rows) const
     const LayerShape& l = impl_->like->shape().layers[size_t(layer)];
     const Result<KeyBasis> basis = key_basis(layer);
     if (!basis) return basis.status();
-    if (!impl_->like->impl_->plans[size_t(value.first)].transform.identity())
+    const Transform& turned = impl_->like->impl_->plans[size_t(value.first)].transform;
+    const bool rotated = turned.hadamard == value.dim && turned.joined == 1 && turned.scale.empty() &&
+                         turned.shift.empty() && turned.order.empty() && value.store.rule == GridRule::fitted;
+    if (!turned.identity() && !rotated)
         return refuse(StatusCode::unsupported,
                       place(layer, Side::value) + "values are packed in another basis than raw ones");
     if (l.key_dim != l.value_dim)
@@ -354,6 +358,7 @@ Result<AttentionShape> DeviceCache::attention(int32_t layer, int32_t rows) const
     shape.key = key.store, shape.value = value.store;
     shape.widths = key.widths;
     shape.key_basis = basis->any();
+    shape.value_hadamard = rotated ? value.dim : 0;
     if (key.varies && !key.store.page_map) {
         shape.ladder = impl_->like->impl_->plans[size_t(key.first)].ladder;
         shape.key_bytes = page_bytes(key.store, Side::key, shape.dim, shape.ladder);
@@ -365,6 +370,7 @@ Result<KeyBasis> DeviceCache::key_basis(int32_t layer) const {
     if (s.no_basis) return refuse(StatusCode::unsupported, place(layer, Side::key) + s.no_basis);
     return s.basis;
 }
+KeyMean DeviceCache::key_mean(int32_t layer) const { return impl_->side(layer, Side::key).mean; }
 DeviceCache::Pool DeviceCache::key_pool(int32_t layer) const {
     const SideStore& s = impl_->side(layer, Side::key);
     return s.varies ? Pool{s.used, s.units, s.exhausted} : Pool{};

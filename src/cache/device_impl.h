@@ -43,6 +43,8 @@ struct SideStore {
     float* factor = nullptr; // of basis
     uint16_t* order = nullptr;
     const char* no_basis = nullptr; // why queries cannot be brought there
+    KeyMean mean;                   // keys of space `centred`; its tables are those of the layer's rotation
+    uint16_t* means = nullptr;      // of mean
 };
 
 // What the host knows of a slot: what it was when it came.
@@ -98,6 +100,14 @@ struct DeviceCache::Impl {
     Status make_room(int32_t layer, Side which, uint32_t units);
     struct Moved;
     Status set_up_basis(int32_t layer);
+    Status set_up_mean(int32_t layer);
+    template <class T>
+    Status put(const std::vector<T>& from, const void** at) {
+        T* to = nullptr;
+        if (Status bad = take(from.size(), &to); !bad) return bad;
+        *at = to;
+        return memory->copy_in(to, from.data(), from.size() * sizeof(T));
+    }
     Status write_basis(int32_t layer, int32_t slot, const Sequence& seq);
     Status write_rows(int32_t layer, Side which, int32_t slot, const Sequence& seq);
     Status write_pages(int32_t layer, Side which, int32_t slot, const Moved& moved);

@@ -50,6 +50,16 @@ Status DeviceCache::Impl::write_rows(int32_t layer, Side which, int32_t slot, co
 Status DeviceCache::Impl::write_basis(int32_t layer, int32_t slot, const Sequence& seq) {
     const SideStore& s = side(layer, Side::key);
     const size_t heads = size_t(kv_heads(layer)), dim = size_t(s.dim), first = size_t(slot) * heads * dim;
+    if (s.means) {
+        std::vector<uint16_t> means;
+        for (size_t h = 0; h < heads; ++h) {
+            const int32_t index = s.first + 2 * int32_t(h);
+            const std::vector<float>& mean = like->impl_->plan_of(seq.sides[size_t(index)], index).mean;
+            for (size_t d = 0; d < dim; ++d)
+                means.push_back(mean.empty() ? uint16_t(0) : f32_to_f16_sat(mean[d]));
+        }
+        return memory->copy_in(s.means + first, means.data(), means.size() * sizeof(uint16_t));
+    }
     std::vector<float> factor(heads * dim, 1.0f);
     std::vector<uint16_t> order(heads * dim);
     for (size_t h = 0; h < heads; ++h) {
@@ -89,6 +99,16 @@ Status DeviceCache::Impl::write_pages(int32_t layer, Side which, int32_t slot, c
     used += uint32_t(moved.pages.size() / kPageUnit);
     return done ? memory->copy_in(s.used, &used, sizeof(used)) : done;
 }
+
+namespace {
+
+bool counts_up(const std::vector<int32_t>& positions) {
+    for (size_t i = 0; i < positions.size(); ++i)
+        if (positions[i] != int32_t(i)) return false;
+    return true;
+}
+
+} // namespace
 
 Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
     Impl& im = *impl_;
@@ -146,6 +166,7 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
         next.undecided |= host.method->freezes(which) && s.packs && !held.decided;
         if (!s.packs) return;
         next.ladder[size_t(index)] = source.plan_of(held, index).ladder;
+        if (s.means && !counts_up(next.positions)) s.no_basis = "the rows of a sequence are not at positions 0, 1, ...";
         if (s.varies && !s.store.page_map && !(next.ladder[size_t(index)] == host.plans[size_t(index)].ladder))
             s.no_basis = "its heads have ladders of their own";
         Impl::Moved& to = moved[size_t(layer) * 2 + size_t(which)];
@@ -158,7 +179,8 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
             if (s.varies) {
                 const PageLayout* mine_too = host.intern(*page.layout);
                 next.pages[size_t(index)].push_back(mine_too);
-                to.refs.back().tiers = ladder_code(state::ladder_of(*mine_too), s.widths);
+                to.refs.back().tiers = in_planes(s.store.rule) ? bytes / kPageUnit
+                                                               : ladder_code(state::ladder_of(*mine_too), s.widths);
             }
             jobs.push_back({&page, &to, to.pages.size()});
             to.pages.resize(to.pages.size() + bytes);

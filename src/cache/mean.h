@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cache/basis.h"
@@ -24,6 +25,16 @@ public:
     const Rope& rope() const { return turns_.rope(); }
     const TurnTable& turns() const { return turns_; }
 
+    // For kernels of a device that do what add_scores does. Pairs fastest first; `fast` of them have a cosine and a sine as
+    // features, the others go through `terms` polynomials (0: there are no others).
+    int32_t pairs() const { return pairs_; }
+    int32_t fast() const { return fast_; }
+    int32_t terms() const { return terms_; }
+    std::pair<int32_t, int32_t> channels(int32_t pair) const { return {a_[size_t(pair)], b_[size_t(pair)]}; }
+    const std::vector<float>& features() const { return features_; } // [2 * fast + terms][128]
+    const std::vector<float>& slow() const { return slow_; }         // [2 * (pairs - fast)][terms]
+    void angle(int64_t position, float* turn) const;                 // turn: [2 * pairs] cosines, then sines
+
     // rows[t] += sign * R_position[t] mean. rows: [n][stride]; base: position of the page's first row. The same fp32
     // operations for a row whatever n is, so that what encoding takes off decoding puts back.
     void add(const float* mean, float sign, float* rows, int32_t n, int64_t stride, int32_t dim,
@@ -38,8 +49,6 @@ public:
                     int32_t first, int32_t end, float scale, float* s, Scratch& scratch) const;
 
 private:
-    void angle(int64_t position, float* turn) const; // turn: [2 * pairs] cosines, then sines
-
     TurnTable turns_;
     int32_t pairs_ = 0, fast_ = 0, terms_ = 0, width_ = 0; // width: numbers that stand for a query
     bool halves_ = true;                                   // pair i is (i, i + pairs)

@@ -80,6 +80,8 @@ inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots
     s.tiers = at, at += uint32_t(warps / team) * uint32_t(slots) * 4;
     s.block = at = (at + 15) / 16 * 16, at += sizeof(BlockPlan);
     s.ones = at = (at + 15) / 16 * 16, at += kOnesBytes;
+    s.scratch = at = (at + 15) / 16 * 16, s.scratch_stride = K::kScratch, at += uint32_t(warps) * K::kScratch;
+    s.tables = at, at += K::kTables;
     s.bytes = aligned(at);
     return s;
 }
@@ -215,8 +217,8 @@ __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& c
 
 template <class K, class V, int NT>
 __device__ __forceinline__ void attend_quarter(const AttendParams& p, const SequencePlan& plan, const QuarterPlace& at,
-                                               int kv_head, int first_column, uint32_t q, int lane, Columns<NT>& col,
-                                               uint32_t& fresh, MixState<V::D, NT>& state) {
+                                               const KeySpot& spot, int kv_head, int first_column, uint32_t q, int lane,
+                                               Columns<NT>& col, uint32_t& fresh, MixState<V::D, NT>& state) {
     if (at.high <= at.low) return;
     const int64_t head = int64_t(plan.state.slot) * p.kv_heads + kv_head;
     float x[2][NT][4] = {};
@@ -225,7 +227,8 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
                             p.raw_type == ElementType::bf16, q, lane, x);
     } else {
         const PageRef ref = p.key_pages[head * p.table_stride + at.page];
-        K::template score_quarter<NT>(p, p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x);
+        K::template score_quarter<NT>(p, p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x,
+                                      {at.page, spot.scratch, spot.tables});
     }
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -248,7 +251,8 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
                        p.raw_type == ElementType::bf16, lane, pr, state);
     } else {
         const PageRef ref = p.value_pages[head * p.table_stride + at.page];
-        V::template mix_quarter<NT>(p.value_pool + int64_t(ref.unit) * kUnit, lane, at.quarter, pr, state);
+        V::template mix_quarter<NT>(p.value_pool + int64_t(ref.unit) * kUnit, spot.scratch + K::kValueScales, lane,
+                                    at.quarter, pr, state);
     }
 }
 
@@ -328,6 +332,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
         if (round == 1) break;
         for (uint32_t i = threadIdx.x; i < kOnesBytes / 4; i += blockDim.x)
             reinterpret_cast<uint32_t*>(memory + p.shared.ones)[i] = kOne2;
+        if constexpr (K::kMean) K::load_tables(p, memory + p.shared.tables);
         for (uint32_t i = threadIdx.x; i < sizeof(BlockPlan) / 4; i += blockDim.x)
             reinterpret_cast<uint32_t*>(memory + p.shared.block)[i] =
                 reinterpret_cast<const uint32_t*>(p.blocks + blockIdx.x)[i];
@@ -344,6 +349,10 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     int sequence = plan.sequence, head = plan.head, item = plan.item, pages = plan.pages, items = plan.items;
     int slot = 0;
     uint32_t phase = 0;
+    KeySpot spot;
+    spot.scratch = base + p.shared.scratch + uint32_t(warp) * p.shared.scratch_stride;
+    spot.tables = base + p.shared.tables;
+    bool rotated = false; // the sums are in the basis of packed values
 
     for (int left = plan.count; left > 0; --left) {
         QuarterPlace place;
@@ -359,6 +368,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             for (int n = 0; n < NT; ++n)
                 col.scale[n][0] = scale[8 * n + 2 * t], col.scale[n][1] = scale[8 * n + 2 * t + 1];
             loaded = wanted;
+            if constexpr (K::kMean)
+                K::open(p, int64_t(p.plans[sequence].state.slot) * p.kv_heads + head, q, spot.scratch, lane);
         }
         if (opening) {
             opening = false;
@@ -367,8 +378,15 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
                 col.max[n][0] = col.max[n][1] = 0.0f;
             fresh = (1u << (2 * NT)) - 1;
             state.clear();
+            rotated = false;
+        }
+        if constexpr (V::kRotated) {
+            if (item >= pages) place = quarter_place(p.plans[sequence], item - pages);
+            const bool packed = p.value_hadamard && (item < pages || !place.value_raw);
+            if (rotated != packed) V::turn(state, lane), rotated = packed;
         }
         if (item < pages) {
+            spot.page = item;
             const auto release = [&](int side) {
                 __syncwarp();
                 if (width > 1) {
@@ -385,21 +403,24 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             float x[8][NT][4];
             const uint32_t page = ring + uint32_t(slot) * p.shared.slot;
             barrier_wait(full(slot, 0), phase);
-            K::template score<NT>(p, page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x);
+            K::template score<NT>(p, page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x, spot);
             release(0);
             uint32_t pr[8][NT][2];
             softmax<8, V::D, NT>(x, col, fresh, state, pr);
             barrier_wait(full(slot, 1), phase);
-            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, lane, pr, state);
+            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, spot.scratch + K::kValueScales, lane, pr,
+                                state);
             release(1);
             if (more) more = advance();
             if (++slot == p.slots) slot = 0, phase ^= 1;
         } else {
-            if (!K::kBasis) place = quarter_place(p.plans[sequence], item - pages);
-            attend_quarter<K, V, NT>(p, p.plans[sequence], place, head, first_column, q, lane, col, fresh, state);
+            if (!K::kBasis && !V::kRotated) place = quarter_place(p.plans[sequence], item - pages);
+            attend_quarter<K, V, NT>(p, p.plans[sequence], place, spot, head, first_column, q, lane, col, fresh, state);
         }
         const bool ends = ++item == items;
         if (ends || left == 1) {
+            if constexpr (V::kRotated)
+                if (rotated) V::turn(state, lane), rotated = false;
             const bool joins = !ends || (sequence == plan.sequence && head == plan.head && plan.item > 0);
             Target to;
             if (joins && left == 1) {

@@ -65,6 +65,7 @@ struct HeadPlan {
 struct SharedPlan {
     uint32_t key_slot = 0, slot = 0, team_ring = 0; // bytes of a key slot, of a page pair, of a team's ring
     uint32_t ring = 0, q = 0, partial = 0, partial_stride = 0, ml = 0, scale = 0, barriers = 0, tiers = 0, block = 0;
+    uint32_t scratch = 0, scratch_stride = 0, tables = 0; // of a warp; of the block
     uint32_t ones = 0, bytes = 0;
 };
 
@@ -76,6 +77,8 @@ BookTable book_table(const StoreSpec& spec); // of a store that is no codebook: 
 // First channel of the tier of each width, at most four, in a ladder without a map.
 void set_tier_first(const Ladder& ladder, const std::vector<uint8_t>& widths, uint32_t (&first)[4]);
 
+using device::KeyMean;
+
 struct AttendParams {
     // keys and values
     const uint8_t* key_pool = nullptr;
@@ -85,6 +88,8 @@ struct AttendParams {
     int32_t table_stride = 0;
     BookTable book;              // codebook keys
     uint32_t tier_first[4] = {}; // tiered keys without a map: first channel of each tier
+    KeyMean mean;                // keys in planes
+    int32_t value_hadamard = 0;  // values in planes: D or 0
     RawRows key_front, value_front, key_recent, value_recent;
     ElementType raw_type = ElementType::f16; // f16 or bf16
     // queries: [sequences][rows][heads][D]; out alike

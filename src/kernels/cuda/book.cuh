@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t spread(uint32_t w) {
 template <int D_, int BITS_>
 struct KeyBook {
     static constexpr int D = D_, BITS = BITS_;
-    static constexpr bool kTiered = false, kBasis = true;
+    static constexpr bool kTiered = false, kBasis = true, kMean = false;
     static_assert(BITS == 3 || BITS == 4);
     static constexpr uint32_t kPlane = D * 128 * 2 / 8, kScales = D * 128 * BITS / 8, kBytes = kScales + 256;
     __host__ __device__ static uint32_t bytes(uint32_t) { return kBytes; }
@@ -58,6 +58,7 @@ struct KeyBook {
         s.book = kAny; // levels come with the call
         return s;
     }
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
     static std::vector<uint8_t> widths() { return {}; }
 
     // Nibbles of a step and quad, of the word in register r.
@@ -80,7 +81,7 @@ struct KeyBook {
 
     template <int NT>
     __device__ static void score(const AttendParams& params, uint32_t page, uint32_t, uint32_t q, int lane,
-                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
+                                 const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         const SharedWords words{page};
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);
 #pragma unroll 2
@@ -126,7 +127,7 @@ struct KeyBook {
 
     template <int NT>
     __device__ static void score_quarter(const AttendParams& params, const uint8_t* page, uint32_t, uint32_t q,
-                                         int lane, int quarter, float (&x)[2][NT][4]) {
+                                         int lane, int quarter, float (&x)[2][NT][4], const KeySpot&) {
         const GlobalWords words{page};
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);
         const int quad = quarter >> 1;

@@ -25,6 +25,11 @@ struct SharedWords {
     uint32_t base;
     __device__ __forceinline__ uint4 get(uint32_t offset) const { return load_shared16(base + offset); }
     __device__ __forceinline__ uint2 get8(uint32_t offset) const { return load_shared8(base + offset); }
+    __device__ __forceinline__ uint32_t get4(uint32_t offset) const { return load_shared4(base + offset); }
+    __device__ __forceinline__ uint32_t byte(uint32_t offset) const { return load_shared_byte(base + offset); }
+    __device__ __forceinline__ float half(uint32_t offset) const {
+        return __half2float(__ushort_as_half(uint16_t(load_shared_half(base + offset))));
+    }
 };
 struct GlobalWords {
     const uint8_t* base;
@@ -33,6 +38,13 @@ struct GlobalWords {
     }
     __device__ __forceinline__ uint2 get8(uint32_t offset) const {
         return *reinterpret_cast<const uint2*>(base + offset);
+    }
+    __device__ __forceinline__ uint32_t get4(uint32_t offset) const {
+        return *reinterpret_cast<const uint32_t*>(base + offset);
+    }
+    __device__ __forceinline__ uint32_t byte(uint32_t offset) const { return base[offset]; }
+    __device__ __forceinline__ float half(uint32_t offset) const {
+        return __half2float(*reinterpret_cast<const __half*>(base + offset));
     }
 };
 

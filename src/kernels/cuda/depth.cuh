@@ -79,7 +79,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4& w, int f) {
 template <int D_, int BITS_, int GROUPS_, GridRule RULE>
 struct KeyDepth {
     static constexpr int D = D_, BITS = BITS_, GROUPS = GROUPS_;
-    static constexpr bool kTiered = false, kBasis = true;
+    static constexpr bool kTiered = false, kBasis = true, kMean = false;
     static constexpr int kPairs = D / 32 / GROUPS; // of steps in a group
     static constexpr int kUnroll = D > 128 ? 1 : GROUPS; // more would not stay in registers
     static_assert(D % (32 * GROUPS) == 0, "a group is a whole number of pairs of steps");
@@ -88,11 +88,12 @@ struct KeyDepth {
     static constexpr uint32_t kBytes = kZeros + (has_stored_offset(RULE) ? kParams : 0);
     __host__ __device__ static uint32_t bytes(uint32_t) { return kBytes; }
     static StoreSpec spec() { return grid_spec(BITS, Axis::channels, D / GROUPS, RULE); }
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
     static std::vector<uint8_t> widths() { return {}; }
 
     template <int NT>
     __device__ static void score(const AttendParams&, uint32_t page, uint32_t, uint32_t q, int lane,
-                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
+                                 const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         const SharedWords words{page};
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT), at = uint32_t(lane >> 2) * 16;
 #pragma unroll
@@ -135,7 +136,7 @@ struct KeyDepth {
     // Tiles 2 * quarter and the next, from global memory, as plain sums q . k (not yet scaled).
     template <int NT>
     __device__ static void score_quarter(const AttendParams&, const uint8_t* page, uint32_t, uint32_t q, int lane,
-                                         int quarter, float (&x)[2][NT][4]) {
+                                         int quarter, float (&x)[2][NT][4], const KeySpot&) {
         const GlobalWords words{page};
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT), at = uint32_t(lane >> 2) * 16;
 #pragma unroll 1
@@ -187,6 +188,7 @@ struct KeyDepth {
 template <int D_, int BITS_, int GROUPS_, GridRule RULE>
 struct ValueDepth {
     static constexpr int D = D_, BITS = BITS_, GROUPS = GROUPS_;
+    static constexpr bool kRotated = false;
     static constexpr int NG = 1; // of offset sums, which are all 0: offsets go into the sums at once
     static constexpr int kQuads = D / 64, kPairs = 4 / GROUPS;
     static_assert(4 % GROUPS == 0, "a group is a whole number of pairs of steps");
@@ -228,7 +230,7 @@ struct ValueDepth {
     }
 
     template <int NT>
-    __device__ static void mix(uint32_t page, uint32_t, int lane, const uint32_t (&p)[8][NT][2],
+    __device__ static void mix(uint32_t page, uint32_t, uint32_t, int lane, const uint32_t (&p)[8][NT][2],
                                MixState<D, NT>& state) {
         const SharedWords words{page};
 #pragma unroll
@@ -238,7 +240,7 @@ struct ValueDepth {
 
     // 32 tokens of a page in global memory; p[0], p[1] are their steps.
     template <int NT>
-    __device__ static void mix_quarter(const uint8_t* page, int lane, int quarter, const uint32_t (&p)[2][NT][2],
+    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter, const uint32_t (&p)[2][NT][2],
                                        MixState<D, NT>& state) {
         group<1, NT>(GlobalWords{page}, quarter / kPairs, quarter, lane, p, state);
     }

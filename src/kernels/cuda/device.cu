@@ -55,7 +55,7 @@ struct Block {
 
 bool same_store(const DevicePage& a, const DevicePage& b) {
     if (a.kind != b.kind || a.dim != b.dim || a.groups != b.groups || a.along_depth != b.along_depth ||
-        a.params != b.params || a.levels != b.levels || a.clip != b.clip || a.outliers != b.outliers)
+        a.params != b.params || a.levels != b.levels || a.clip != b.clip || a.outliers != b.outliers || a.wide != b.wide)
         return false;
     // With one scale for each channel and 2 bits or more, midpoint and asymmetric pages are read alike.
     const auto plain = [](GridRule r) { return r == GridRule::asym || r == GridRule::midpoint; };
@@ -131,8 +131,11 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
                    ": heads must be a multiple of kv_heads");
     if (shape.rows < 1 || shape.rows > 16) return bad("rows = " + std::to_string(shape.rows) + ": must be 1 to 16");
     if (shape.max_sequences < 1) return bad("max_sequences: must be at least 1");
-    if (Status s = served(shape.key, Side::key, shape.dim); !s) return s;
-    if (Status s = served(shape.value, Side::value, shape.dim); !s) return s;
+    if (Status s = validate(shape.key, Side::key, shape.dim); !s) return s;
+    if (Status s = validate(shape.value, Side::value, shape.dim); !s) return s;
+    if (shape.value_hadamard != 0 && (shape.value_hadamard != shape.dim || shape.value.rule != GridRule::fitted))
+        return bad("value_hadamard = " + std::to_string(shape.value_hadamard) +
+                   ": must be 0, or dim where values are fitted");
     bool filled = true; // granules of a ladder without a map: dead channels move the next tier's
     if (shape.key.kind == StoreKind::tiered && !shape.key.page_map) {
         if (Status s = validate(shape.ladder, shape.dim); !s) return s;
@@ -222,6 +225,7 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     p.warp_partial = m.at<float>(warp_partial), p.warp_ml = m.at<float2>(warp_ml);
     p.block_partial = m.at<float>(block_partial), p.block_ml = m.at<float2>(block_ml);
     p.rows = shape.rows, p.heads = shape.heads, p.kv_heads = shape.kv_heads;
+    p.value_hadamard = shape.value_hadamard;
     p.book = cuda::book_table(shape.key);
     cuda::set_tier_first(shape.ladder, shape.widths, p.tier_first);
     p.group = group, p.group_inverse = 65536 / group + 1;
@@ -262,6 +266,7 @@ Status Attention::attend(const AttendCall& call, Stream stream) {
     p.key_front = m.key.front, p.key_recent = m.key.recent;
     p.value_front = m.value.front, p.value_recent = m.value.recent;
     p.raw_type = m.raw;
+    p.mean = call.mean;
     p.q = call.q, p.q_packed = call.q_packed, p.out = call.out, p.q_type = call.q_type, p.out_type = call.out_type;
     p.log_sum = call.log_sum;
     p.scale_log2 = float(double(call.scale) * 1.4426950408889634);

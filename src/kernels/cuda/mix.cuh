@@ -38,6 +38,7 @@ struct MixState {
 template <int D_, int BITS_, int NG_>
 struct ValueGrid {
     static constexpr int D = D_, BITS = BITS_, NG = NG_;
+    static constexpr bool kRotated = false; // the basis of packed values is that of raw ones
     static constexpr int kQuads = D / 64;
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kPlane = D * 128 * 2 / 8;
     static constexpr uint32_t kScales = kCodes, kParams = NG * 128 * 2, kZeros = kScales + kParams;
@@ -75,7 +76,7 @@ struct ValueGrid {
     }
 
     template <int NT>
-    __device__ static void mix(uint32_t page, uint32_t ones, int lane, const uint32_t (&p)[8][NT][2],
+    __device__ static void mix(uint32_t page, uint32_t ones, uint32_t, int lane, const uint32_t (&p)[8][NT][2],
                                MixState<D, NT>& state) {
         const SharedWords words{page};
         const int t = lane & 3, g = lane >> 2;
@@ -87,7 +88,7 @@ struct ValueGrid {
 
     // 32 tokens of a page in global memory; p[0], p[1] are their steps.
     template <int NT>
-    __device__ static void mix_quarter(const uint8_t* page, int lane, int quarter, const uint32_t (&p)[2][NT][2],
+    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter, const uint32_t (&p)[2][NT][2],
                                        MixState<D, NT>& state) {
         const GlobalWords words{page};
         const int t = lane & 3, g = lane >> 2;

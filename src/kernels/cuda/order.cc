@@ -25,7 +25,7 @@ void add_tier(DevicePage* page, uint8_t bits, uint16_t live, uint16_t first, uin
 
 } // namespace
 
-bool same_order(const PageLayout& page) { return page.kind == StoreKind::raw || in_planes(page.rule); }
+bool same_order(const PageLayout& page) { return page.kind == StoreKind::raw; }
 
 int32_t device_granule(int bits) {
     switch (bits) {
@@ -55,6 +55,17 @@ DevicePage device_page(const PageLayout& from) {
     page.depth = from.depth;
     if (same_order(from)) {
         page.bytes = from.bytes;
+        return page;
+    }
+    if (in_planes(from.rule)) {
+        page.planes = true;
+        page.wide = from.wide;
+        page.tiers[0].bits = from.side == Side::value ? from.tiers[0].bits : uint8_t(0);
+        page.quads = uint16_t((from.lanes + kQuadLanes - 1) / kQuadLanes);
+        page.scale_offset = from.scale_offset;
+        page.zero_offset = from.zero_offset;
+        page.ladder_offset = from.bytes;
+        page.bytes = from.bytes + (from.side == Side::key ? kUnit : 0);
         return page;
     }
     page.along_depth = from.along_depth;
@@ -98,6 +109,7 @@ DevicePage device_page(const PageLayout& from) {
 // As in store.cc: the most that n channels can cost, a tier gains at the first channel of each granule.
 uint32_t worst_device_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const std::vector<uint8_t>& widths) {
     if (spec.kind != StoreKind::tiered) return device_page(layout(spec, side, dim)).bytes;
+    if (in_planes(spec.rule)) return worst_page_bytes(spec, side, dim, widths) + kUnit;
     std::vector<uint8_t> used = widths.empty() ? std::vector<uint8_t>{16, 8, 6, 4, 3, 2, 1, 0} : widths;
     std::sort(used.begin(), used.end());
     used.erase(std::unique(used.begin(), used.end()), used.end());

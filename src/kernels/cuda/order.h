@@ -53,6 +53,9 @@ struct DevicePage {
     uint8_t map_element = 0;  // bytes
     uint8_t tier_count = 0;
     std::array<DeviceTier, kMaxTiers> tiers{};
+    uint16_t wide = 0;           // planes of values: channels with a bit more
+    bool planes = false;         // see plane_site; everything behind the codes lies as in the CPU's page
+    uint32_t ladder_offset = 0;  // planes of keys: u16 channels of 8, 4, 6, 2, 3, 1, 0 bits, padded to 32 bytes
     uint32_t raw_offset = 0, scale_offset = 0, zero_offset = 0, outlier_offset = 0, map_offset = 0;
     uint32_t bytes = 0; // a multiple of kUnit
 
@@ -60,9 +63,9 @@ struct DevicePage {
 };
 
 int32_t device_granule(int bits); // depth: 64, 32, 64, 16, 32, 16 for 1, 2, 3, 4, 6, 8 bits
-// Raw pages and pages in planes: their bytes are the same in both orders.
-bool same_order(const PageLayout& page);
+bool same_order(const PageLayout& page); // raw pages: their bytes are the same in both orders
 DevicePage device_page(const PageLayout& page);
+
 // Largest device page over all ladders drawn from `widths`, as worst_page_bytes of store.h.
 uint32_t worst_device_page_bytes(const StoreSpec& spec, Side side, int32_t dim, const std::vector<uint8_t>& widths);
 
@@ -88,6 +91,9 @@ struct Site {
     uint8_t shift = 0, width = 0; // bits of the plane
     uint8_t weight = 0;           // of the plane's lowest bit in the code
 };
+
+// Widths of a searched page's tiers in the order of its ladder.
+inline constexpr uint8_t kPlaneWidths[7] = {8, 4, 6, 2, 3, 1, 0};
 
 // Offset of the word and shift of its half for a plane of sets that hold `steps` steps each.
 KVMOSAIC_HD constexpr Site word_site(uint32_t base, int32_t quads, LaneSite at, int32_t quad, int32_t pos,
@@ -144,6 +150,36 @@ KVMOSAIC_HD constexpr int device_sites(Side side, int32_t quads, const DeviceTie
     default:
         return 0;
     }
+}
+
+// Place of (lane, position) in a plane of `width` bits: padded depth `depth`, `quads` quads of lanes. Whole sets first, as
+// in tiers of one plane: 1, 2 or 4 steps each for 4, 2 and 1 bits. A key plane may end in half a set, which then holds
+// both quads (keys have two): of 4 bits 8 channels, quad q in the registers 2q and 2q + 1 as operands of 8 channels; of
+// 2 and 1 bits one or two steps, quad q in byte q of each half.
+KVMOSAIC_HD constexpr Site plane_site(Side side, uint32_t base, int32_t width, int32_t depth, int32_t quads,
+                                      int32_t lane, int32_t pos) {
+    const LaneSite at = lane_site(side, lane);
+    const int32_t quad = lane >> 6, span = 64 / width, whole = depth / span * span; // depth of a set: 16, 32, 64
+    Site site;
+    if (pos < whole) {
+        site = word_site(base, quads, at, quad, pos, span / kStepDepth);
+        const int32_t step = pos >> 4;
+        site.shift = uint8_t(site.shift + (width == 4   ? 4 * at.tile
+                                           : width == 2 ? 8 * (step & 1) + 2 * at.tile
+                                                        : 8 * ((step >> 1) & 1) + 2 * at.tile + (step & 1)));
+    } else {
+        const int32_t rest = pos - whole, set = whole / span * quads;
+        if (width == 4) {
+            site.word = base + uint32_t(set) * kSetBytes +
+                        uint32_t(((at.row & 7) * 4 + (rest >> 1)) * 16 + (2 * quad + (at.row >> 3)) * 4);
+            site.shift = uint8_t(16 * (rest & 1) + 4 * at.tile);
+        } else {
+            site = word_site(base + uint32_t(set) * kSetBytes, 1, at, 0, rest & 15, 1);
+            site.shift = uint8_t(site.shift + 8 * quad + 2 * at.tile + (width == 1 ? rest >> 4 : 0));
+        }
+    }
+    site.width = uint8_t(width);
+    return site;
 }
 
 // Byte offset of a 16-bit channel's element: units of 8 channels, as the A operand of mma.m16n8k8, two tiles a set.

@@ -11,6 +11,13 @@
 
 namespace kvmosaic::cuda {
 
+// Where a key page stands and what its warp may write to.
+struct KeySpot {
+    int page = 0;         // of the sequence
+    uint32_t scratch = 0; // the warp's
+    uint32_t tables = 0;  // the block's
+};
+
 // Channel, of 32, whose q row this lane addresses for ldmatrix4_trans; then matrices 0, 1 are the operand of the even
 // step and 2, 3 of the odd one, in the order of place_of_row.
 __device__ __forceinline__ int gather_place(int lane) {
@@ -130,17 +137,19 @@ template <int D_, int BITS_, int NG_>
 struct KeyGrid {
     static constexpr int D = D_, BITS = BITS_, NG = NG_;
     static constexpr bool kTiered = false;
+    static constexpr bool kMean = false;  // keys lie about a mean
     static constexpr bool kBasis = false; // queries for packed keys may differ from those for raw ones
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kPlane = D * 128 * 2 / 8;
     static constexpr uint32_t kScales = kCodes, kParams = NG * D * 2, kZeros = kScales + kParams;
     static constexpr uint32_t kBytes = (kZeros + kParams + kUnit - 1) / kUnit * kUnit;
     __host__ __device__ static uint32_t bytes(uint32_t) { return kBytes; }
     static StoreSpec spec() { return grid_spec(BITS, Axis::tokens, 128 / NG); }
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
     static std::vector<uint8_t> widths() { return {}; }
 
     template <int NT>
     __device__ static void score(const AttendParams&, uint32_t page, uint32_t, uint32_t q, int lane,
-                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
+                                 const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         const SharedWords words{page};
         const int t = lane & 3, g = lane >> 2;
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);
@@ -175,7 +184,7 @@ struct KeyGrid {
     // Tiles 2 * quarter and the next, from global memory, as plain sums q . k (not yet scaled).
     template <int NT>
     __device__ static void score_quarter(const AttendParams&, const uint8_t* page, uint32_t, uint32_t q, int lane,
-                                         int quarter, float (&x)[2][NT][4]) {
+                                         int quarter, float (&x)[2][NT][4], const KeySpot&) {
         const GlobalWords words{page};
         const int t = lane & 3, group = quarter * NG / 4;
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT);

@@ -22,6 +22,7 @@ template <int D_, bool WITH_MAP, int... WIDTHS>
 struct KeyTiers {
     static constexpr int D = D_, kCount = sizeof...(WIDTHS);
     static constexpr bool kTiered = true;
+    static constexpr bool kMean = false;
     static constexpr bool kBasis = !WITH_MAP; // an order of channels, if no other basis
     static_assert(kCount <= 4 && D <= 256, "a byte of PageRef::tiers for each width; byte maps");
 
@@ -58,6 +59,7 @@ struct KeyTiers {
         s.page_map = WITH_MAP;
         return s;
     }
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
     static std::vector<uint8_t> widths() { return {uint8_t(WIDTHS)...}; }
 
     // Byte `entry` of the tier's part of the map, or the ladder position itself: `first` is that of the tier. What is
@@ -168,7 +170,7 @@ struct KeyTiers {
 
     template <int NT>
     __device__ static void score(const AttendParams& params, uint32_t page, uint32_t tiers, uint32_t q, int lane,
-                                 const Columns<NT>& col, float (&x)[8][NT][4]) {
+                                 const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         constexpr int kWidth[] = {WIDTHS...};
 #pragma unroll
         for (int j = 0; j < 8; ++j)
@@ -185,7 +187,7 @@ struct KeyTiers {
 
     template <int NT>
     __device__ static void score_quarter(const AttendParams& params, const uint8_t* page, uint32_t tiers, uint32_t q,
-                                         int lane, int quarter, float (&x)[2][NT][4]) {
+                                         int lane, int quarter, float (&x)[2][NT][4], const KeySpot&) {
         ZeroSums<NT> zero;
         zero.clear();
         sums<2, NT>(params, GlobalWords{page}, page, sizes(tiers), q, lane, 2 * quarter, x, zero);

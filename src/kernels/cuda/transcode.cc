@@ -109,6 +109,42 @@ void for_each_digit(const PageLayout& page, const DevicePage& dev, Move move) {
         }
 }
 
+// ---- pages in planes ----
+
+// Calls move(host byte, device byte, field) for the codes of a page in planes.
+template <class Move>
+void for_each_plane_field(const PageLayout& page, Move move) {
+    for (int i = 0; i < page.plane_count; ++i) {
+        const PlaneLayout& plane = page.planes[size_t(i)];
+        const int width = width_of(plane.role), per_vector = 32 / width;
+        const int lanes = plane.block_count * kLaneBlock, quads = (lanes + kQuadLanes - 1) / kQuadLanes;
+        for (int32_t lane = 0; lane < lanes; ++lane)
+            for (int32_t pos = 0; pos < plane.padded; ++pos) {
+                const int d = pos % per_vector;
+                const uint32_t from = plane.offset + uint32_t(lane / kLaneBlock) * plane.stride +
+                                      uint32_t(pos / per_vector) * 32 + uint32_t(4 * (lane % kLaneBlock) + d % 4);
+                const Site to = plane_site(page.side, plane.offset, width, plane.padded, quads, lane, pos);
+                move(from, width * (d / 4), to.word + to.shift / 8u, to.shift % 8, (1 << width) - 1);
+            }
+    }
+}
+// Channels of each width, for kernels.
+void put_ladder(const PageLayout& page, uint8_t* to) {
+    uint16_t channels[kUnit / 2] = {};
+    for (int i = 0; i < 7; ++i) {
+        for (int t = 0; t < page.tier_count; ++t)
+            if (page.tiers[size_t(t)].bits == kPlaneWidths[i]) channels[i] = page.tiers[size_t(t)].live;
+        if (kPlaneWidths[i] == 0) channels[i] = page.zero_bits;
+    }
+    std::memcpy(to, channels, sizeof(channels));
+}
+// Planes of fewer lanes than quads hold stay as they are on the CPU: no kernel reads them.
+bool has_quads(const PageLayout& page) {
+    for (int i = 0; i < page.plane_count; ++i)
+        if (page.planes[size_t(i)].block_count * kLaneBlock % kQuadLanes != 0) return false;
+    return true;
+}
+
 // ---- everything else is copied, element by element ----
 
 // Calls copy(host offset, device offset, bytes) for each raw channel, scale, offset, outlier and map entry.
@@ -164,6 +200,17 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         return;
     }
     const DevicePage dev = device_page(page);
+    if (dev.planes) {
+        std::memcpy(to, from, page.bytes);
+        if (has_quads(page)) {
+            std::memset(to, 0, page.scale_offset);
+            for_each_plane_field(page, [&](uint32_t host, int at, uint32_t device, int shift, int mask) {
+                to[device] = uint8_t(to[device] | (from[host] >> at & mask) << shift);
+            });
+        }
+        if (page.side == Side::key) put_ladder(page, to + dev.ladder_offset);
+        return;
+    }
     std::memset(to, 0, dev.bytes);
     if (page.levels == 3) {
         for_each_digit(page, dev, [&](uint32_t host, int power, uint32_t device, int shift) {
@@ -184,6 +231,16 @@ void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         return;
     }
     const DevicePage dev = device_page(page);
+    if (dev.planes) {
+        std::memcpy(to, from, page.bytes);
+        if (has_quads(page)) {
+            std::memset(to, 0, page.scale_offset);
+            for_each_plane_field(page, [&](uint32_t host, int at, uint32_t device, int shift, int mask) {
+                to[host] = uint8_t(to[host] | (from[device] >> shift & mask) << at);
+            });
+        }
+        return;
+    }
     std::memset(to, 0, page.bytes);
     if (page.levels == 3) {
         for_each_digit(page, dev, [&](uint32_t host, int power, uint32_t device, int shift) {
