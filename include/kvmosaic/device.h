@@ -94,9 +94,9 @@ struct AttentionShape {
     uint32_t key_bytes = 0;      // tiered keys: largest page; 0: worst of all ladders
     // Tiered keys without a map: that of all pages. Queries come in its order.
     Ladder ladder;
-    bool key_basis = false;    // calls bring q_packed
+    bool key_basis = false;     // calls bring q_packed
     int32_t value_hadamard = 0; // fitted values: dim where they were packed behind a Hadamard transform, or 0
-    int64_t expected_rows = 0; // of all sequences together, for the choice of launch shape; 0: many
+    int64_t expected_rows = 0;  // of all sequences together, for the choice of launch shape; 0: many
     // For measurements; 0: chosen.
     int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0;
     bool early = true; // may start before the kernel before it has ended (see SequenceState::stable_pages)
@@ -105,7 +105,7 @@ struct AttentionShape {
 // Keys that were packed without a mean that turns with the position (KeySpace::centred): the mean of each head and what
 // products with it need, made by DeviceCache for a rotation and a front.
 struct KeyMean {
-    const uint16_t* mean = nullptr; // device, f16 [slots * kv_heads][D]; null: keys were packed as they are
+    const uint32_t* mean = nullptr; // device, [cache slots * kv_heads][slots] pairs of f16; null: packed as they are
     const void *features = nullptr, *slow = nullptr, *turns = nullptr; // device
     const uint32_t* channels = nullptr;                                // device
     int32_t fast_steps = 0, slow_steps = 0, slots = 0;
@@ -113,7 +113,7 @@ struct KeyMean {
 
 struct AttendCall {
     LayerMemory memory;
-    KeyMean mean; // searched keys
+    KeyMean mean;                                                         // searched keys
     const void* q = nullptr;                                              // [sequences][rows][heads][D]
     void* out = nullptr;                                                  // alike
     ElementType q_type = ElementType::bf16, out_type = ElementType::bf16; // q: f16 or bf16

@@ -26,6 +26,8 @@ inline Stripe stripe(const RawRows& rows, int32_t slot, int32_t kv_heads, int32_
     return {static_cast<uint8_t*>(rows.base) + size_t(slot) * bytes, bytes};
 }
 
+inline constexpr uint32_t kNoPair = 0xFFFFFFFFu;
+
 // Keys or values of one layer, all slots.
 struct SideStore {
     StoreSpec store;
@@ -44,7 +46,8 @@ struct SideStore {
     uint16_t* order = nullptr;
     const char* no_basis = nullptr; // why queries cannot be brought there
     KeyMean mean;                   // keys of space `centred`; its tables are those of the layer's rotation
-    uint16_t* means = nullptr;      // of mean
+    uint32_t* means = nullptr;      // of mean
+    std::vector<uint32_t> pairs;    // [slots] its channels, a and b << 16; kNoPair: none
 };
 
 // What the host knows of a slot: what it was when it came.

@@ -1,4 +1,6 @@
 // Tables for the mean of keys on a device: what MeanTable does, as operands of the tensor cores.
+#include <algorithm>
+
 #include "cache/device_impl.h"
 #include "cache/mean.h"
 #include "kernels/cuda/order.h"
@@ -7,7 +9,6 @@ namespace kvmosaic::device {
 namespace {
 
 constexpr int32_t kStepPairs = 8;         // a step of 16 has the cosine and the sine part of 8 pairs
-constexpr uint32_t kNoPair = 0xFFFFFFFFu; // of a slot without one
 constexpr float kPolynomialScale = 64.0f; // between the two products, for the range of fp16
 
 uint32_t halves(float low, float high) { return uint32_t(f32_to_f16_sat(low)) | uint32_t(f32_to_f16_sat(high)) << 16; }
@@ -39,16 +40,18 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
     else if (in_planes(s.store.rule) == false)
         s.no_basis = "keys are packed without their mean";
     if (s.no_basis) return {};
-    if (Status bad = take(size_t(options.slots) * size_t(kv_heads(layer)) * size_t(s.dim), &s.means); !bad) return bad;
+    const auto take_means = [&] {
+        Status taken = take(size_t(options.slots) * size_t(kv_heads(layer)) * size_t(s.mean.slots), &s.means);
+        s.mean.mean = s.means;
+        return taken;
+    };
     for (int32_t other = 0; other < layer; ++other) {
         const SideStore& known = side(other, Side::key);
-        if (!known.means || !(host.shape.layers[size_t(other)].rope == shape.rope)) continue;
-        s.mean = known.mean;
-        s.mean.mean = s.means;
-        return {};
+        if (known.pairs.empty() || !(host.shape.layers[size_t(other)].rope == shape.rope)) continue;
+        s.mean = known.mean, s.pairs = known.pairs;
+        return take_means();
     }
     KeyMean& mean = s.mean;
-    mean.mean = s.means;
     mean.fast_steps = steps_for(fast), mean.slow_steps = steps_for(slow);
     mean.slots = kStepPairs * (mean.fast_steps + mean.slow_steps);
     const auto pair_at = [&](int32_t slot) { // -1: none
@@ -56,11 +59,12 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
         if (at < 0) return slot < fast ? slot : -1;
         return at < slow ? fast + at : -1;
     };
-    std::vector<uint32_t> channels;
+    std::vector<uint32_t> channels; // of a slot without a pair any: its mean is 0
     for (int32_t slot = 0; slot < mean.slots; ++slot) {
         const int32_t pair = pair_at(slot);
-        const auto [a, b] = pair < 0 ? std::pair<int32_t, int32_t>() : table.channels(pair);
-        channels.push_back(pair < 0 ? kNoPair : uint32_t(a) | uint32_t(b) << 16);
+        const auto [a, b] = table.channels(std::max(pair, 0));
+        channels.push_back(uint32_t(a) | uint32_t(b) << 16);
+        s.pairs.push_back(pair < 0 ? kNoPair : channels.back());
     }
     const int32_t steps = mean.fast_steps + 1;
     std::vector<uint32_t> features(size_t(8 * steps) * 128), slowly(size_t(std::max(mean.slow_steps, 1)) * 128);
@@ -97,7 +101,8 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
     mean.channels = static_cast<const uint32_t*>(at);
     if (Status bad = put(features, &mean.features); !bad) return bad;
     if (Status bad = put(slowly, &mean.slow); !bad) return bad;
-    return put(turns, &mean.turns);
+    if (Status bad = put(turns, &mean.turns); !bad) return bad;
+    return take_means();
 }
 
 } // namespace kvmosaic::device

@@ -51,14 +51,16 @@ Status DeviceCache::Impl::write_basis(int32_t layer, int32_t slot, const Sequenc
     const SideStore& s = side(layer, Side::key);
     const size_t heads = size_t(kv_heads(layer)), dim = size_t(s.dim), first = size_t(slot) * heads * dim;
     if (s.means) {
-        std::vector<uint16_t> means;
+        std::vector<uint32_t> means;
         for (size_t h = 0; h < heads; ++h) {
             const int32_t index = s.first + 2 * int32_t(h);
             const std::vector<float>& mean = like->impl_->plan_of(seq.sides[size_t(index)], index).mean;
-            for (size_t d = 0; d < dim; ++d)
-                means.push_back(mean.empty() ? uint16_t(0) : f32_to_f16_sat(mean[d]));
+            for (const uint32_t pair : s.pairs)
+                means.push_back(mean.empty() || pair == kNoPair ? 0u
+                                                                : uint32_t(f32_to_f16_sat(mean[pair & 0xFFFF])) |
+                                                                      uint32_t(f32_to_f16_sat(mean[pair >> 16])) << 16);
         }
-        return memory->copy_in(s.means + first, means.data(), means.size() * sizeof(uint16_t));
+        return memory->copy_in(s.means + size_t(slot) * means.size(), means.data(), means.size() * sizeof(uint32_t));
     }
     std::vector<float> factor(heads * dim, 1.0f);
     std::vector<uint16_t> order(heads * dim);
@@ -179,8 +181,8 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
             if (s.varies) {
                 const PageLayout* mine_too = host.intern(*page.layout);
                 next.pages[size_t(index)].push_back(mine_too);
-                to.refs.back().tiers = in_planes(s.store.rule) ? bytes / kPageUnit
-                                                               : ladder_code(state::ladder_of(*mine_too), s.widths);
+                to.refs.back().tiers =
+                    in_planes(s.store.rule) ? bytes / kPageUnit : ladder_code(state::ladder_of(*mine_too), s.widths);
             }
             jobs.push_back({&page, &to, to.pages.size()});
             to.pages.resize(to.pages.size() + bytes);

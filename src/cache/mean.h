@@ -25,8 +25,8 @@ public:
     const Rope& rope() const { return turns_.rope(); }
     const TurnTable& turns() const { return turns_; }
 
-    // For kernels of a device that do what add_scores does. Pairs fastest first; `fast` of them have a cosine and a sine as
-    // features, the others go through `terms` polynomials (0: there are no others).
+    // For kernels of a device that do what add_scores does. Pairs fastest first; `fast` of them have a cosine and a
+    // sine as features, the others go through `terms` polynomials (0: there are no others).
     int32_t pairs() const { return pairs_; }
     int32_t fast() const { return fast_; }
     int32_t terms() const { return terms_; }

@@ -107,8 +107,8 @@ public:
         if (Status bad = device_q_.take(q_.size() * 2); !bad) return bad;
         if (Status bad = device_packed_q_.take(q_.size() * 2); !bad) return bad;
         if (Status bad = device_out_.take(q_.size() * 4); !bad) return bad;
-        if (Status bad = failed("queries", cudaMemcpy(device_q_.at, narrow.data(), narrow.size() * 2,
-                                                      cudaMemcpyHostToDevice));
+        if (Status bad =
+                failed("queries", cudaMemcpy(device_q_.at, narrow.data(), narrow.size() * 2, cudaMemcpyHostToDevice));
             !bad)
             return bad;
         const int32_t group = moved_->group_of(layers_[0]);
@@ -248,8 +248,9 @@ public:
     }
 
     Result<std::unique_ptr<BenchSubject>> baseline(const std::string& name) override {
-        return Status(StatusCode::unsupported,
-                      fmt::format("--baseline {}: on a GPU other attention is measured by bench/cuda/baseline.py", name));
+        return Status(
+            StatusCode::unsupported,
+            fmt::format("--baseline {}: on a GPU other attention is measured by bench/cuda/baseline.py", name));
     }
 
     // What the memory's clock and width allow; reads reach some 95 % of it.

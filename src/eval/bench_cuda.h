@@ -8,8 +8,8 @@
 namespace kvmosaic::eval {
 
 // The first GPU; says why where there is none or the program was built without the backend. Layers are attended one
-// after another in a captured graph; a call is one replay, its time that of a layer. The working set is at least 400 MB,
-// several times the L2. Baselines of a GPU are those of bench/cuda/baseline.py.
+// after another in a captured graph; a call is one replay, its time that of a layer. The working set is at least 400
+// MB, several times the L2. Baselines of a GPU are those of bench/cuda/baseline.py.
 Result<std::unique_ptr<BenchDevice>> open_cuda_device(const BenchShape& shape);
 
 } // namespace kvmosaic::eval

@@ -188,11 +188,11 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
 TEST(CudaDeviceCache, WhatWasMovedIsAttended) {
     KVMOSAIC_NEEDS_GPU();
     int served = 0;
-    for (const char* spec : {"kivi:bits=2,group=128", "mixkvq:group=128", "pnmix", "kitty:group=128", "innerq",
-                             "innerq:variant=small", "innerq:variant=hybrid", "innerq:variant=hybrid,asym=4level",
-                             "innerq:front=0,keep=0", "turboquant:skip=0", "turboquant:skip=0,k=3,v=3", "mosaic:k=2,v=2", "mosaic", "mosaic:k=3.5,v=4",
-          "mosaic:k=2,v=2,keep=64", "mosaic:k=2,v=2,mean=0", "mosaic:k=2,v=2,hadamard=0", "mosaic:k=1.5,v=2",
-          "mosaic:k=4.5,v=4"}) {
+    for (const char* spec :
+         {"kivi:bits=2,group=128", "mixkvq:group=128", "pnmix", "kitty:group=128", "innerq", "innerq:variant=small",
+          "innerq:variant=hybrid", "innerq:variant=hybrid,asym=4level", "innerq:front=0,keep=0", "turboquant:skip=0",
+          "turboquant:skip=0,k=3,v=3", "mosaic:k=2,v=2", "mosaic", "mosaic:k=3.5,v=4", "mosaic:k=2,v=2,keep=64",
+          "mosaic:k=2,v=2,mean=0", "mosaic:k=2,v=2,hadamard=0", "mosaic:k=1.5,v=2", "mosaic:k=4.5,v=4"}) {
         const std::vector<int64_t> lengths = {5, 131, 388, 700};
         Pair pair(spec, lengths, 700);
         const auto shape = pair.moved->attention(0);

@@ -275,10 +275,37 @@ TEST(DeviceCache, BasesOfKeysComeAlong) {
             EXPECT_TRUE(t.order.empty() || basis->order) << spec;
         }
     }
+    // Means come with what products with them need; positions that kernels could not turn them by are said.
     HostMemory memory;
-    auto mosaic = on_device(*make(shape, "mosaic"), &memory, 1, 300);
-    EXPECT_NE(std::string::npos, mosaic->key_basis(0).status().message().find("their mean"));
-    EXPECT_FALSE(mosaic->attention(0).ok());
+    auto cache = make(shape, "mosaic");
+    auto moved = on_device(*cache, &memory, 1, 300);
+    EXPECT_TRUE(moved->attention(0).ok());
+    const device::KeyMean mean = moved->key_mean(0);
+    ASSERT_NE(nullptr, mean.mean);
+    EXPECT_EQ(8 * (mean.fast_steps + mean.slow_steps), mean.slots);
+    test::write_layers(*cache, text, 0, 300, 1);
+    cache->end_step();
+    ASSERT_TRUE(moved->upload(0, *cache, 0).ok());
+    for (int32_t h = 0; h < 2; ++h) { // each component once, in the order of the pairs
+        std::multiset<float> want, got;
+        for (const float x : cache->plan(0, 0, h, Side::key).mean)
+            want.insert(x);
+        int32_t none = 0;
+        for (int32_t i = 0; i < mean.slots; ++i) {
+            const uint32_t pair = mean.mean[h * mean.slots + i];
+            if (none += pair == 0; pair == 0) continue;
+            got.insert(f16_to_f32(uint16_t(pair))), got.insert(f16_to_f32(uint16_t(pair >> 16)));
+        }
+        EXPECT_EQ(mean.slots - 32, none);
+        EXPECT_EQ(want, got);
+    }
+    EXPECT_TRUE(moved->attention(0).ok());
+    auto apart = make(shape, "mosaic");
+    grow(*apart, text, 0, 300, 0); // at every other position
+    ASSERT_TRUE(moved->upload(0, *apart, 0).ok());
+    EXPECT_NE(std::string::npos, moved->attention(0).status().message().find("not at positions"));
+    auto joined = on_device(*make(shape, "kvquant"), &memory, 1, 300);
+    EXPECT_FALSE(joined->attention(0).ok());
 }
 
 } // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <set>
 
 #include "kernels/cuda/order.h"
@@ -116,6 +117,74 @@ struct DeviceReader {
         }
     }
 };
+
+// Layouts of pages in planes: ladders that fill their vectors and such that do not, values of every width.
+std::vector<PageLayout> plane_layouts() {
+    std::vector<PageLayout> all;
+    StoreSpec key = tiered_spec(kPageTokens);
+    key.rule = GridRule::searched, key.shrinks = 7;
+    const std::initializer_list<std::pair<int, int>> ladders[] = {
+        {{8, 8}, {4, 16}, {6, 8}, {2, 40}, {3, 16}, {1, 16}, {0, 24}},
+        {{8, 3}, {4, 5}, {6, 7}, {2, 11}, {3, 13}, {1, 17}, {0, 72}},
+        {{4, 24}, {2, 48}, {1, 32}, {0, 24}},
+        {{2, 16}, {1, 96}, {0, 16}},
+        {{8, 128}},
+        {{2, 128}},
+        {{1, 128}},
+        {{0, 128}},
+    };
+    for (const auto& tiers : ladders)
+        all.push_back(layout(key, Side::key, 128, ladder_of(tiers)));
+    all.push_back(layout(key, Side::key, 80, ladder_of({{4, 8}, {2, 40}, {3, 8}, {0, 24}})));
+    for (const int dim : {64, 80, 128, 256})
+        for (const int bits : {2, 3, 4, 5})
+            for (const int wide : {0, dim / 2}) {
+                if (wide > 0 && bits > 4) continue;
+                StoreSpec value = grid_spec(Side::value, bits, dim, ParamType::f16);
+                value.rule = GridRule::fitted, value.wide = uint16_t(wide / 8 * 8);
+                all.push_back(layout(value, Side::value, dim));
+            }
+    return all;
+}
+
+TEST(CudaOrder, PlanesGoThereAndBackExactly) {
+    uint32_t seed = 1;
+    for (const PageLayout& page : plane_layouts()) {
+        std::vector<uint8_t> bytes(page.bytes);
+        for (uint8_t& b : bytes)
+            b = uint8_t((seed = seed * 1664525u + 1013904223u) >> 24);
+        const DevicePage device = cuda::device_page(page);
+        ASSERT_TRUE(device.planes);
+        std::vector<uint8_t> there(device.bytes, 0xAA), back(page.bytes, 0x55);
+        cuda::to_device_order(page, bytes.data(), there.data());
+        cuda::to_host_order(page, there.data(), back.data());
+        ASSERT_EQ(bytes, back) << "D " << page.dim << ", planes " << int(page.plane_count);
+        if (page.side == Side::value) continue;
+        // Kernels find the ladder behind the page, and every field where plane_site says.
+        uint16_t ladder[16];
+        std::memcpy(ladder, there.data() + device.ladder_offset, sizeof(ladder));
+        int32_t channels = 0;
+        for (int i = 0; i < 7; ++i)
+            channels += ladder[i];
+        EXPECT_EQ(page.dim, channels);
+        for (int i = 0; i < page.plane_count; ++i) {
+            const PlaneLayout& plane = page.planes[size_t(i)];
+            const int width = width_of(plane.role), per = 32 / width;
+            std::set<uint32_t> taken;
+            for (int32_t lane = 0; lane < 128; ++lane)
+                for (int32_t pos = 0; pos < plane.padded; ++pos) {
+                    const uint32_t host = plane.offset + uint32_t(lane / 8) * plane.stride + uint32_t(pos / per) * 32 +
+                                          uint32_t(4 * (lane % 8) + pos % per % 4);
+                    const int code = bytes[host] >> (width * (pos % per / 4)) & ((1 << width) - 1);
+                    const cuda::Site site =
+                        cuda::plane_site(Side::key, plane.offset, width, plane.padded, 2, lane, pos);
+                    ASSERT_LT(site.word, plane.offset + plane.stride * plane.block_count);
+                    ASSERT_TRUE(taken.insert(site.word * 8 + site.shift).second);
+                    ASSERT_EQ(code, there[site.word + site.shift / 8u] >> (site.shift % 8) & ((1 << width) - 1));
+                }
+        }
+    }
+}
 
 TEST(CudaOrder, TranscodesThereAndBackExactly) {
     for (const Case& c : cases()) {

@@ -29,8 +29,8 @@ inline constexpr float kNoMaximum = -1e30f;
 
 // References of the next items of a team, one in each lane: lane i holds item `base + i` of the team's range.
 struct ItemBatch {
-    uint32_t key = 0, value = 0, tiers = 0; // of a page item
-    uint32_t pages = 0;                     // lanes whose item is a page
+    uint32_t key = 0, value = 0, tiers = 0, page = 0; // of a page item
+    uint32_t pages = 0;                               // lanes whose item is a page
 
     // sequence .. items: of the team's first item.
     __device__ __forceinline__ void load(const AttendParams& p, const TeamPlan& plan, int base, int lane) {
@@ -52,7 +52,7 @@ struct ItemBatch {
         if (live) {
             const int64_t at = int64_t(slot * p.kv_heads + head) * p.table_stride + item;
             const PageRef k = p.key_pages[at];
-            key = k.unit, tiers = k.tiers, value = p.value_pages[at].unit;
+            key = k.unit, tiers = k.tiers, value = p.value_pages[at].unit, page = uint32_t(item);
         }
         pages = __ballot_sync(~0u, live);
     }
@@ -62,7 +62,7 @@ template <class K, class V, int NT>
 inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots) {
     SharedPlan s;
     const auto aligned = [](uint32_t n) { return (n + 127u) / 128u * 128u; };
-    s.key_slot = aligned(key_bytes);
+    s.key_slot = aligned(key_bytes) + K::kTurnBytes;
     s.slot = s.key_slot + aligned(V::kBytes);
     s.team_ring = s.slot * uint32_t(slots);
     s.q = s.team_ring * uint32_t(warps / team);
@@ -228,7 +228,7 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
     } else {
         const PageRef ref = p.key_pages[head * p.table_stride + at.page];
         K::template score_quarter<NT>(p, p.key_pool + int64_t(ref.unit) * kUnit, ref.tiers, q, lane, at.quarter, x,
-                                      {at.page, spot.scratch, spot.tables});
+                                      {at.page, 0, spot.scratch, spot.tables});
     }
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -269,9 +269,16 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     const auto full = [&](int slot, int side) { return barriers + uint32_t(slot * 32 + side * 8); };
     const auto empty = [&](int slot, int side) { return barriers + uint32_t(slot * 32 + side * 8 + 16); };
     const uint64_t policy = evict_first_policy();
-    const auto copy_key = [&](uint32_t bar, uint32_t to, uint32_t unit, uint32_t tiers) {
+    const auto copy_key = [&](uint32_t bar, uint32_t to, uint32_t unit, uint32_t tiers, uint32_t number) {
         const uint32_t bytes = K::bytes(tiers);
-        barrier_expect(bar, bytes);
+        if (K::kMean && p.mean.mean) { // and what turns the mean there
+            const uint32_t turn = uint32_t(p.mean.slots) * 8;
+            barrier_expect(bar, bytes + turn);
+            copy_bulk(to + p.shared.key_slot - K::kTurnBytes,
+                      static_cast<const uint8_t*>(p.mean.turns) + uint64_t(number) * turn, turn, bar, policy);
+        } else {
+            barrier_expect(bar, bytes);
+        }
         copy_bulk(to, p.key_pool + uint64_t(unit) * kUnit, bytes, bar, policy);
     };
     const auto copy_value = [&](uint32_t bar, uint32_t to, uint32_t unit) {
@@ -309,9 +316,10 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     const auto send_key = [&](int s) {
         const uint32_t unit = __shfl_sync(~0u, batch.key, fetched);
         const uint32_t tiers = K::kTiered ? __shfl_sync(~0u, batch.tiers, fetched) : 0u;
+        const uint32_t number = K::kMean ? __shfl_sync(~0u, batch.page, fetched) : 0u;
         if (lane == 0) {
             if constexpr (K::kTiered) slot_tiers[s] = tiers;
-            copy_key(full(s, 0), ring + uint32_t(s) * p.shared.slot, unit, tiers);
+            copy_key(full(s, 0), ring + uint32_t(s) * p.shared.slot, unit, tiers, number);
         }
     };
     const auto send_value = [&](int s) {
@@ -352,7 +360,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     KeySpot spot;
     spot.scratch = base + p.shared.scratch + uint32_t(warp) * p.shared.scratch_stride;
     spot.tables = base + p.shared.tables;
-    bool rotated = false; // the sums are in the basis of packed values
+    bool rotated = false, untouched = true; // the sums are in the basis of packed values; nothing is in them
 
     for (int left = plan.count; left > 0; --left) {
         QuarterPlace place;
@@ -369,7 +377,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
                 col.scale[n][0] = scale[8 * n + 2 * t], col.scale[n][1] = scale[8 * n + 2 * t + 1];
             loaded = wanted;
             if constexpr (K::kMean)
-                K::open(p, int64_t(p.plans[sequence].state.slot) * p.kv_heads + head, q, spot.scratch, lane);
+                K::open(p, int64_t(p.plans[sequence].state.slot) * p.kv_heads + head, q, spot, lane);
         }
         if (opening) {
             opening = false;
@@ -378,15 +386,16 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
                 col.max[n][0] = col.max[n][1] = 0.0f;
             fresh = (1u << (2 * NT)) - 1;
             state.clear();
-            rotated = false;
+            untouched = true;
         }
         if constexpr (V::kRotated) {
             if (item >= pages) place = quarter_place(p.plans[sequence], item - pages);
             const bool packed = p.value_hadamard && (item < pages || !place.value_raw);
-            if (rotated != packed) V::turn(state, lane), rotated = packed;
+            if (rotated != packed && !untouched) V::turn(state, lane);
+            rotated = packed, untouched = false;
         }
         if (item < pages) {
-            spot.page = item;
+            spot.turn = ring + uint32_t(slot) * p.shared.slot + p.shared.key_slot - K::kTurnBytes;
             const auto release = [&](int side) {
                 __syncwarp();
                 if (width > 1) {
@@ -408,8 +417,8 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             uint32_t pr[8][NT][2];
             softmax<8, V::D, NT>(x, col, fresh, state, pr);
             barrier_wait(full(slot, 1), phase);
-            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, spot.scratch + K::kValueScales, lane, pr,
-                                state);
+            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, spot.scratch + K::kValueScales, lane,
+                                pr, state);
             release(1);
             if (more) more = advance();
             if (++slot == p.slots) slot = 0, phase ^= 1;

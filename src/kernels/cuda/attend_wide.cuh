@@ -98,8 +98,8 @@ __device__ __forceinline__ void emit_wide(const AttendParams& p, const Target& t
     }
 }
 
-// Lanes of a warp that arrive at a barrier for it. The racecheck tool does not see that a lane stands for its warp; built
-// with KVMOSAIC_RACECHECK each arrives for itself, and the tool finds nothing.
+// Lanes of a warp that arrive at a barrier for it. The racecheck tool does not see that a lane stands for its warp;
+// built with KVMOSAIC_RACECHECK each arrives for itself, and the tool finds nothing.
 #ifdef KVMOSAIC_RACECHECK
 inline constexpr int kArrivals = 32;
 #else

@@ -10,8 +10,8 @@
 
 namespace kvmosaic::cuda {
 
-// fp16 levels of four codes, which are the four low nibbles of `codes` (3 bits each where BITS is 3): low bytes and high
-// bytes.
+// fp16 levels of four codes, which are the four low nibbles of `codes` (3 bits each where BITS is 3): low bytes and
+// high bytes.
 template <int BITS>
 __device__ __forceinline__ void look_up(const BookTable& book, uint32_t codes, uint32_t& low, uint32_t& high) {
     const uint32_t pick = codes & 0x7777u;
@@ -19,7 +19,8 @@ __device__ __forceinline__ void look_up(const BookTable& book, uint32_t codes, u
     high = __byte_perm(book.high[0], book.high[1], pick);
     if constexpr (BITS == 4) {
         const uint32_t upper = __byte_perm(0x0000FF00u, 0u, (codes >> 3) & 0x1111u); // FF where bit 3 is set
-        const uint32_t l = __byte_perm(book.low[2], book.low[3], pick), h = __byte_perm(book.high[2], book.high[3], pick);
+        const uint32_t l = __byte_perm(book.low[2], book.low[3], pick),
+                       h = __byte_perm(book.high[2], book.high[3], pick);
         low = (low & ~upper) | (l & upper);
         high = (high & ~upper) | (h & upper);
     }
@@ -58,7 +59,7 @@ struct KeyBook {
         s.book = kAny; // levels come with the call
         return s;
     }
-    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0, kTurnBytes = 0; // see KeyPlanes
     static std::vector<uint8_t> widths() { return {}; }
 
     // Nibbles of a step and quad, of the word in register r.
@@ -104,8 +105,7 @@ struct KeyBook {
                                 mma16_first(x[4 * quad + f][n], a[0][f], a[1][f], a[2][f], a[3][f], qs[e][n][0],
                                             qs[e][n][1]);
                             else
-                                mma16(x[4 * quad + f][n], a[0][f], a[1][f], a[2][f], a[3][f], qs[e][n][0],
-                                      qs[e][n][1]);
+                                mma16(x[4 * quad + f][n], a[0][f], a[1][f], a[2][f], a[3][f], qs[e][n][0], qs[e][n][1]);
                         }
                 }
         }

@@ -64,8 +64,7 @@ __device__ __forceinline__ void add_group(float (&total)[NT][4], const float (&p
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if constexpr (has_stored_offset(RULE))
-                total[n][i] = fmaf(i < 2 ? z.x : z.y, sums.s[n][i & 1], total[n][i]);
+            if constexpr (has_stored_offset(RULE)) total[n][i] = fmaf(i < 2 ? z.x : z.y, sums.s[n][i & 1], total[n][i]);
             total[n][i] = fmaf(i < 2 ? s.x : s.y, part[n][i], total[n][i]);
         }
 }
@@ -80,7 +79,7 @@ template <int D_, int BITS_, int GROUPS_, GridRule RULE>
 struct KeyDepth {
     static constexpr int D = D_, BITS = BITS_, GROUPS = GROUPS_;
     static constexpr bool kTiered = false, kBasis = true, kMean = false;
-    static constexpr int kPairs = D / 32 / GROUPS; // of steps in a group
+    static constexpr int kPairs = D / 32 / GROUPS;       // of steps in a group
     static constexpr int kUnroll = D > 128 ? 1 : GROUPS; // more would not stay in registers
     static_assert(D % (32 * GROUPS) == 0, "a group is a whole number of pairs of steps");
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kPlane = D * 128 * 2 / 8;
@@ -88,7 +87,7 @@ struct KeyDepth {
     static constexpr uint32_t kBytes = kZeros + (has_stored_offset(RULE) ? kParams : 0);
     __host__ __device__ static uint32_t bytes(uint32_t) { return kBytes; }
     static StoreSpec spec() { return grid_spec(BITS, Axis::channels, D / GROUPS, RULE); }
-    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0, kTurnBytes = 0; // see KeyPlanes
     static std::vector<uint8_t> widths() { return {}; }
 
     template <int NT>
@@ -153,8 +152,8 @@ struct KeyDepth {
                     sums.add(qs[e]);
 #pragma unroll
                     for (int j = 0; j < 2; ++j)
-                        mma_tile<NT>(y[j], tile_codes<BITS>(words, 0, kPlane, 2 * p + e, 2, 2 * quarter + j, lane),
-                                     ~0u, qs[e]);
+                        mma_tile<NT>(y[j], tile_codes<BITS>(words, 0, kPlane, 2 * p + e, 2, 2 * quarter + j, lane), ~0u,
+                                     qs[e]);
                 }
             }
             const FromColumns<NT> from = sums.template begin<BITS, RULE>();
@@ -207,7 +206,7 @@ struct ValueDepth {
 #pragma unroll
         for (int i = 0; i < 2 * PAIRS; ++i)
             sums.add(p[i]);
-        // All rows of the denominator's product are alike; row 7 is read.
+            // All rows of the denominator's product are alike; row 7 is read.
 #pragma unroll
         for (int n = 0; n < NT; ++n)
             state.zero.even[n][0] += sums.s[n][0], state.zero.even[n][1] += sums.s[n][1];
@@ -240,8 +239,8 @@ struct ValueDepth {
 
     // 32 tokens of a page in global memory; p[0], p[1] are their steps.
     template <int NT>
-    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter, const uint32_t (&p)[2][NT][2],
-                                       MixState<D, NT>& state) {
+    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter,
+                                       const uint32_t (&p)[2][NT][2], MixState<D, NT>& state) {
         group<1, NT>(GlobalWords{page}, quarter / kPairs, quarter, lane, p, state);
     }
 

@@ -55,7 +55,8 @@ struct Block {
 
 bool same_store(const DevicePage& a, const DevicePage& b) {
     if (a.kind != b.kind || a.dim != b.dim || a.groups != b.groups || a.along_depth != b.along_depth ||
-        a.params != b.params || a.levels != b.levels || a.clip != b.clip || a.outliers != b.outliers || a.wide != b.wide)
+        a.params != b.params || a.levels != b.levels || a.clip != b.clip || a.outliers != b.outliers ||
+        a.wide != b.wide)
         return false;
     // With one scale for each channel and 2 bits or more, midpoint and asymmetric pages are read alike.
     const auto plain = [](GridRule r) { return r == GridRule::asym || r == GridRule::midpoint; };

@@ -88,8 +88,8 @@ struct ValueGrid {
 
     // 32 tokens of a page in global memory; p[0], p[1] are their steps.
     template <int NT>
-    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter, const uint32_t (&p)[2][NT][2],
-                                       MixState<D, NT>& state) {
+    __device__ static void mix_quarter(const uint8_t* page, uint32_t, int lane, int quarter,
+                                       const uint32_t (&p)[2][NT][2], MixState<D, NT>& state) {
         const GlobalWords words{page};
         const int t = lane & 3, g = lane >> 2;
         uint4 z = pair_params<BITS>(words, kZeros + uint32_t((g & (NG - 1)) * 256), quarter, t);

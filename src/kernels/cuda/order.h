@@ -53,16 +53,16 @@ struct DevicePage {
     uint8_t map_element = 0;  // bytes
     uint8_t tier_count = 0;
     std::array<DeviceTier, kMaxTiers> tiers{};
-    uint16_t wide = 0;           // planes of values: channels with a bit more
-    bool planes = false;         // see plane_site; everything behind the codes lies as in the CPU's page
-    uint32_t ladder_offset = 0;  // planes of keys: u16 channels of 8, 4, 6, 2, 3, 1, 0 bits, padded to 32 bytes
+    uint16_t wide = 0;          // planes of values: channels with a bit more
+    bool planes = false;        // see plane_site; everything behind the codes lies as in the CPU's page
+    uint32_t ladder_offset = 0; // planes of keys: u16 channels of 8, 4, 6, 2, 3, 1, 0 bits, padded to 32 bytes
     uint32_t raw_offset = 0, scale_offset = 0, zero_offset = 0, outlier_offset = 0, map_offset = 0;
     uint32_t bytes = 0; // a multiple of kUnit
 
     double true_bits() const { return 8.0 * bytes / (double(tokens) * dim); }
 };
 
-int32_t device_granule(int bits); // depth: 64, 32, 64, 16, 32, 16 for 1, 2, 3, 4, 6, 8 bits
+int32_t device_granule(int bits);        // depth: 64, 32, 64, 16, 32, 16 for 1, 2, 3, 4, 6, 8 bits
 bool same_order(const PageLayout& page); // raw pages: their bytes are the same in both orders
 DevicePage device_page(const PageLayout& page);
 
@@ -152,10 +152,10 @@ KVMOSAIC_HD constexpr int device_sites(Side side, int32_t quads, const DeviceTie
     }
 }
 
-// Place of (lane, position) in a plane of `width` bits: padded depth `depth`, `quads` quads of lanes. Whole sets first, as
-// in tiers of one plane: 1, 2 or 4 steps each for 4, 2 and 1 bits. A key plane may end in half a set, which then holds
-// both quads (keys have two): of 4 bits 8 channels, quad q in the registers 2q and 2q + 1 as operands of 8 channels; of
-// 2 and 1 bits one or two steps, quad q in byte q of each half.
+// Place of (lane, position) in a plane of `width` bits: padded depth `depth`, `quads` quads of lanes. Whole sets first,
+// as in tiers of one plane: 1, 2 or 4 steps each for 4, 2 and 1 bits. A key plane may end in half a set, which then
+// holds both quads (keys have two): of 4 bits 8 channels, quad q in the registers 2q and 2q + 1 as operands of 8
+// channels; of 2 and 1 bits one or two steps, quad q in byte q of each half.
 KVMOSAIC_HD constexpr Site plane_site(Side side, uint32_t base, int32_t width, int32_t depth, int32_t quads,
                                       int32_t lane, int32_t pos) {
     const LaneSite at = lane_site(side, lane);

@@ -1,13 +1,13 @@
-// Scores and mixes of pages in planes (mosaic): keys of 0 to 8 bits a channel whose mean turns with the position, values
-// in a rotated basis at fitted steps.
+// Scores and mixes of pages in planes (mosaic): keys of 0 to 8 bits a channel whose mean turns with the position,
+// values in a rotated basis at fitted steps.
 //
 // Bound: instructions, as KeyGrid. A plane of a key page is a run of steps like those of a tier, so 2 bits a value cost
 // what 2 bits of one width cost; in addition a page takes about 70 warp instructions to turn logarithms into fp16
 // scales, which wait in the warp's scratch, a gather of q for each step, and some 190 for the mean: 16 pairs a lane
-// turned back to the page's first position, one product that takes slow pairs to 16 polynomials, and 8 tiles times three
-// or four steps of features that all heads share (src/cache/mean.h has the algebra). A value page takes 90 more than
-// ValueGrid for scales and means. The rotation of values is undone on the sums, 7 rounds of additions each time that a
-// warp leaves the packed rows of a head.
+// turned back to the page's first position, one product that takes slow pairs to 16 polynomials, and 8 tiles times
+// three or four steps of features that all heads share (src/cache/mean.h has the algebra). A value page takes 90 more
+// than ValueGrid for scales and means. The rotation of values is undone on the sums, 7 rounds of additions each time
+// that a warp leaves the packed rows of a head.
 #pragma once
 
 #include "kernels/cuda/depth.cuh"
@@ -27,9 +27,13 @@ struct KeyPlanes {
     static constexpr int kPairSlots = 8 * (kFastSteps + kSlowSteps);
     // Scales of the four planes, offsets by channel, scales of values, the mean's share of each query.
     static constexpr uint32_t kValueScales = 5 * D * 2, kMeanTable = kValueScales + 256;
-    static constexpr uint32_t kScratch = kMeanTable + kPairSlots * 32;
-    // Features [tile][step], then slow pairs to polynomials [step]: operands of 512 bytes.
-    static constexpr uint32_t kFeatureBytes = 8 * (kFastSteps + 1) * 512, kTables = kFeatureBytes + kSlowSteps * 512;
+    static constexpr uint32_t kScratch = kMeanTable + kPairSlots * 32;         // of a warp
+    static constexpr uint32_t kTurnBytes = (kPairSlots * 8 + 127) / 128 * 128; // cosines and sines beside a page
+    // Features [tile][step], then slow pairs to polynomials [step]: operands of 512 bytes; then the channels of each
+    // pair.
+    static constexpr uint32_t kFeatureBytes = 8 * (kFastSteps + 1) * 512;
+    static constexpr uint32_t kPairTable = kFeatureBytes + kSlowSteps * 512;
+    static constexpr uint32_t kTables = kPairTable + kPairSlots * 4; // of the block
 
     __host__ __device__ static uint32_t bytes(uint32_t units) { return units * kUnit; }
     static StoreSpec spec() {
@@ -53,7 +57,7 @@ struct KeyPlanes {
     // counts: the ladder behind the page, channels of 8, 4, 6, 2, 3, 1 bits.
     __device__ static Sizes sizes(const uint4& counts) {
         Sizes s;
-        const uint32_t n[6] = {counts.x & 0xFFFFu, counts.x >> 16, counts.y & 0xFFFFu,
+        const uint32_t n[6] = {counts.x & 0xFFFFu, counts.x >> 16,     counts.y & 0xFFFFu,
                                counts.y >> 16,     counts.z & 0xFFFFu, counts.z >> 16};
         int at = 0;
 #pragma unroll
@@ -128,55 +132,71 @@ struct KeyPlanes {
             uint4* into = reinterpret_cast<uint4*>(to + (first ? 0 : kFeatureBytes));
             into[first ? i : i - features] = from[first ? i : i - features];
         }
+        for (int i = threadIdx.x; i < p.mean.slots; i += blockDim.x)
+            reinterpret_cast<uint32_t*>(to + kPairTable)[i] = p.mean.channels[i];
     }
 
     // The mean's share of each query: A and B of every pair (mean.h), fast pairs first.
-    __device__ static void open(const AttendParams& p, int64_t head, uint32_t q, uint32_t scratch, int lane) {
+    __device__ static void open(const AttendParams& p, int64_t head, uint32_t q, const KeySpot& spot, int lane) {
         if (p.mean.mean == nullptr) return;
-        const uint16_t* mean = p.mean.mean + head * D;
-        for (int i = lane; i < p.mean.slots * 8; i += 32) {
-            const int slot = i >> 3, column = i & 7;
-            const uint32_t pair = p.mean.channels[slot];
-            uint32_t w = 0;
-            if (pair != 0xFFFFFFFFu) {
-                const uint32_t a = pair & 0xFFFFu, b = pair >> 16;
-                const float qa = __half2float(__ushort_as_half(uint16_t(load_shared_half(q + a * 16 + column * 2)))),
-                            qb = __half2float(__ushort_as_half(uint16_t(load_shared_half(q + b * 16 + column * 2)))),
-                            ma = __half2float(__ushort_as_half(mean[a])), mb = __half2float(__ushort_as_half(mean[b]));
-                w = pack_half2(qa * ma + qb * mb, qb * ma - qa * mb);
-            }
-            store_shared4(scratch + kMeanTable + uint32_t(i) * 4, w);
+        // Components of the mean wait where scales will be.
+        const uint32_t* mean = p.mean.mean + head * p.mean.slots;
+        uint32_t own[(kPairSlots + 31) / 32];
+#pragma unroll
+        for (int i = 0; i < (kPairSlots + 31) / 32; ++i)
+            own[i] = lane + 32 * i < p.mean.slots ? __ldg(mean + lane + 32 * i) : 0u;
+#pragma unroll
+        for (int i = 0; i < (kPairSlots + 31) / 32; ++i)
+            if (lane + 32 * i < p.mean.slots) store_shared4(spot.scratch + uint32_t(lane + 32 * i) * 4, own[i]);
+        __syncwarp();
+        const uint32_t column = q + uint32_t(lane & 7) * 2;
+#pragma unroll 4
+        for (int slot = lane >> 3; slot < p.mean.slots; slot += 4) {
+            const uint32_t pair = load_shared4(spot.tables + kPairTable + uint32_t(slot) * 4);
+            const float2 m = unpack_half2(load_shared4(spot.scratch + uint32_t(slot) * 4));
+            const float qa = half_of(load_shared_half(column + (pair & 0xFFFFu) * 16)),
+                        qb = half_of(load_shared_half(column + (pair >> 16) * 16));
+            store_shared4(spot.scratch + kMeanTable + uint32_t(slot * 8 + (lane & 7)) * 4,
+                          pack_half2(qa * m.x + qb * m.y, qb * m.x - qa * m.y));
         }
         __syncwarp();
     }
+    __device__ static float half_of(uint32_t bits) { return __half2float(__ushort_as_half(uint16_t(bits))); }
 
     // x[j] += q . (mean, turned) for TILES tiles from `tile`.
     template <int TILES>
     __device__ static void add_mean(const AttendParams& p, const KeySpot& spot, int lane, int tile,
                                     float (&x)[TILES][1][4]) {
         const int g = lane >> 2, t = lane & 3, fast = p.mean.fast_steps, steps = fast + 1;
-        const float2* turn = reinterpret_cast<const float2*>(p.mean.turns) + int64_t(spot.page) * p.mean.slots;
+        const float2* turn = static_cast<const float2*>(p.mean.turns) + int64_t(spot.page) * p.mean.slots;
         const auto turned = [&](int slot) {
             const float2 ab = unpack_half2(load_shared4(spot.scratch + kMeanTable + uint32_t(slot * 8 + g) * 4));
-            const float2 by = __ldg(turn + slot);
+            float2 by;
+            if constexpr (TILES == 8) {
+                const uint2 w = load_shared8(spot.turn + uint32_t(slot) * 8);
+                by = make_float2(__uint_as_float(w.x), __uint_as_float(w.y));
+            } else {
+                by = __ldg(turn + slot);
+            }
             return pack_half2(ab.x * by.x + ab.y * by.y, ab.y * by.x - ab.x * by.y);
         };
         const auto add = [&](int step, uint32_t b0, uint32_t b1) {
 #pragma unroll
             for (int j = 0; j < TILES; ++j) {
-                const uint4 a = load_shared16(spot.tables + uint32_t((tile + j) * steps + step) * 512 + uint32_t(lane) * 16);
+                const uint4 a =
+                    load_shared16(spot.tables + uint32_t((tile + j) * steps + step) * 512 + uint32_t(lane) * 16);
                 mma16(x[j][0], a.x, a.y, a.z, a.w, b0, b1);
             }
         };
         float poly[4] = {};
-#pragma unroll 2
+#pragma unroll 4
         for (int s = 0; s < p.mean.slow_steps; ++s) {
             const int slot = 8 * (fast + s) + t;
             const uint32_t b0 = turned(slot), b1 = turned(slot + 4);
             const uint4 a = load_shared16(spot.tables + kFeatureBytes + uint32_t(s) * 512 + uint32_t(lane) * 16);
             mma16(poly, a.x, a.y, a.z, a.w, b0, b1);
         }
-#pragma unroll 1
+#pragma unroll 2
         for (int s = 0; s < fast; ++s) {
             const uint32_t b0 = turned(8 * s + t), b1 = turned(8 * s + t + 4);
             add(s, b0, b1);
@@ -188,6 +208,7 @@ struct KeyPlanes {
     template <int BITS, bool SLOW, int TILES, class Words>
     __device__ static void plane(const Words& words, const Plane& plane, uint32_t map, uint32_t scales, uint32_t q,
                                  int lane, int tile, float (&x)[TILES][1][4]) {
+        constexpr int kUnroll = SLOW ? 1 : 2;
         const int t = lane & 3;
         const uint32_t at = uint32_t(lane) * 16;
         const SharedWords scale{scales};
@@ -213,7 +234,7 @@ struct KeyPlanes {
         };
         if constexpr (BITS == 4) {
             const int whole = plane.depth >> 4;
-#pragma unroll 1
+#pragma unroll kUnroll
             for (int step = 0; step < whole; ++step) {
                 uint32_t b[1][2], e[1][2];
                 load_q_step<1>(b, channel(16 * step + gather_place(lane & 15)));
@@ -242,7 +263,7 @@ struct KeyPlanes {
         } else {
             // Pairs of steps; the last may be half a set with both quads in it.
             const int pairs = plane.depth >> 5, sets = BITS == 2 ? pairs : pairs & ~1;
-#pragma unroll 1
+#pragma unroll kUnroll
             for (int p = 0; p < (BITS == 2 ? (plane.depth + 16) >> 5 : pairs); ++p) {
                 uint32_t qe[1][2], qo[1][2], e[1][2], o[1][2];
                 load_q_pair<1>(qe, qo, channel(32 * p + gather_place(lane)));
@@ -254,8 +275,8 @@ struct KeyPlanes {
 #pragma unroll
                 for (int quad = 0; quad < 2; ++quad) {
                     if (SLOW && quad != tile >> 2) continue;
-                    const uint32_t set = BITS == 2 ? (half_set ? 2 * p : 2 * p + quad)
-                                                   : (half_set ? p : (p >> 1) * 2 + quad);
+                    const uint32_t set =
+                        BITS == 2 ? (half_set ? 2 * p : 2 * p + quad) : (half_set ? p : (p >> 1) * 2 + quad);
                     uint4 w = words.get(plane.offset + set * kSetBytes + at);
                     w = shift_right(w, half_set ? 8 * quad : BITS == 2 ? 0 : 8 * (p & 1));
                     if constexpr (SLOW) {
@@ -392,7 +413,8 @@ struct ValuePlanes {
         scaled<1>(o, po, s.y, s.w);
         sums.add(pe), sums.add(po);
         // Levels lie around the middle of the codes: the same for all channels, in the rows below 7.
-        const uint32_t middle = lane >> 2 == 7 ? 0u : pack_half2(-0.5f * float((1 << BITS) - 1), -0.5f * float((1 << BITS) - 1));
+        const uint32_t middle =
+            lane >> 2 == 7 ? 0u : pack_half2(-0.5f * float((1 << BITS) - 1), -0.5f * float((1 << BITS) - 1));
         mma16(state.zero.even[0], middle, 0u, middle, 0u, e[0][0], e[0][1]);
         mma16(state.zero.even[0], middle, 0u, middle, 0u, o[0][0], o[0][1]);
 #pragma unroll
@@ -444,8 +466,8 @@ struct ValuePlanes {
         add_means(words, lane, sums, state);
     }
 
-    // To the other basis: the Hadamard transform is its own inverse. Channel bits: 0 picks the row half, 1 the tile of a
-    // pair, 2 to 4 the row, the rest the pair of tiles (lane_site).
+    // To the other basis: the Hadamard transform is its own inverse. Channel bits: 0 picks the row half, 1 the tile of
+    // a pair, 2 to 4 the row, the rest the pair of tiles (lane_site).
     __device__ static void turn(MixState<D, 1>& state, int lane) {
         float(&o)[D / 16][1][4] = state.o;
         const float normal = rsqrtf(float(D));

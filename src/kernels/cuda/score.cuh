@@ -13,7 +13,8 @@ namespace kvmosaic::cuda {
 
 // Where a key page stands and what its warp may write to.
 struct KeySpot {
-    int page = 0;         // of the sequence
+    int page = 0;         // of the sequence, where its turn is in global memory
+    uint32_t turn = 0;    // else where its turn is
     uint32_t scratch = 0; // the warp's
     uint32_t tables = 0;  // the block's
 };
@@ -144,7 +145,7 @@ struct KeyGrid {
     static constexpr uint32_t kBytes = (kZeros + kParams + kUnit - 1) / kUnit * kUnit;
     __host__ __device__ static uint32_t bytes(uint32_t) { return kBytes; }
     static StoreSpec spec() { return grid_spec(BITS, Axis::tokens, 128 / NG); }
-    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0, kTurnBytes = 0; // see KeyPlanes
     static std::vector<uint8_t> widths() { return {}; }
 
     template <int NT>

@@ -59,7 +59,7 @@ struct KeyTiers {
         s.page_map = WITH_MAP;
         return s;
     }
-    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0; // bytes a warp, a block
+    static constexpr uint32_t kScratch = 0, kTables = 0, kValueScales = 0, kTurnBytes = 0; // see KeyPlanes
     static std::vector<uint8_t> widths() { return {uint8_t(WIDTHS)...}; }
 
     // Byte `entry` of the tier's part of the map, or the ladder position itself: `first` is that of the tier. What is

@@ -111,21 +111,37 @@ void for_each_digit(const PageLayout& page, const DevicePage& dev, Move move) {
 
 // ---- pages in planes ----
 
+// The fields of a plane, both sides' bytes counted from its start.
+std::shared_ptr<const std::vector<Field>> plane_fields(Side side, const PlaneLayout& plane) {
+    using Key = std::tuple<Side, int, int, int>;
+    static std::mutex lock;
+    static std::map<Key, std::shared_ptr<const std::vector<Field>>> made;
+    const int width = width_of(plane.role), per_vector = 32 / width, lanes = plane.block_count * kLaneBlock;
+    const std::lock_guard guard(lock);
+    auto& found = made[Key{side, width, plane.padded, lanes}];
+    if (found) return found;
+    auto fields = std::make_shared<std::vector<Field>>();
+    for (int32_t lane = 0; lane < lanes; ++lane)
+        for (int32_t pos = 0; pos < plane.padded; ++pos) {
+            const int d = pos % per_vector;
+            const uint32_t host = uint32_t(lane / kLaneBlock) * plane.stride + uint32_t(pos / per_vector) * 32 +
+                                  uint32_t(4 * (lane % kLaneBlock) + d % 4);
+            const Site site = plane_site(side, 0, width, plane.padded, lanes / kQuadLanes, lane, pos);
+            fields->push_back({site.word + site.shift / 8u, uint16_t(host),
+                               uint8_t(width * (d / 4) << 4 | site.shift % 8), uint8_t((1 << width) - 1)});
+        }
+    found = std::move(fields);
+    return found;
+}
+
 // Calls move(host byte, device byte, field) for the codes of a page in planes.
 template <class Move>
 void for_each_plane_field(const PageLayout& page, Move move) {
     for (int i = 0; i < page.plane_count; ++i) {
         const PlaneLayout& plane = page.planes[size_t(i)];
-        const int width = width_of(plane.role), per_vector = 32 / width;
-        const int lanes = plane.block_count * kLaneBlock, quads = (lanes + kQuadLanes - 1) / kQuadLanes;
-        for (int32_t lane = 0; lane < lanes; ++lane)
-            for (int32_t pos = 0; pos < plane.padded; ++pos) {
-                const int d = pos % per_vector;
-                const uint32_t from = plane.offset + uint32_t(lane / kLaneBlock) * plane.stride +
-                                      uint32_t(pos / per_vector) * 32 + uint32_t(4 * (lane % kLaneBlock) + d % 4);
-                const Site to = plane_site(page.side, plane.offset, width, plane.padded, quads, lane, pos);
-                move(from, width * (d / 4), to.word + to.shift / 8u, to.shift % 8, (1 << width) - 1);
-            }
+        const auto fields = plane_fields(page.side, plane);
+        for (const Field& f : *fields)
+            move(plane.offset + f.host, plane.offset + f.device, f);
     }
 }
 // Channels of each width, for kernels.
@@ -204,8 +220,8 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         std::memcpy(to, from, page.bytes);
         if (has_quads(page)) {
             std::memset(to, 0, page.scale_offset);
-            for_each_plane_field(page, [&](uint32_t host, int at, uint32_t device, int shift, int mask) {
-                to[device] = uint8_t(to[device] | (from[host] >> at & mask) << shift);
+            for_each_plane_field(page, [&](uint32_t host, uint32_t device, const Field& f) {
+                to[device] = uint8_t(to[device] | ((from[host] >> (f.shifts >> 4)) & f.mask) << (f.shifts & 15));
             });
         }
         if (page.side == Side::key) put_ladder(page, to + dev.ladder_offset);
@@ -235,8 +251,8 @@ void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         std::memcpy(to, from, page.bytes);
         if (has_quads(page)) {
             std::memset(to, 0, page.scale_offset);
-            for_each_plane_field(page, [&](uint32_t host, int at, uint32_t device, int shift, int mask) {
-                to[host] = uint8_t(to[host] | (from[device] >> shift & mask) << at);
+            for_each_plane_field(page, [&](uint32_t host, uint32_t device, const Field& f) {
+                to[host] = uint8_t(to[host] | ((from[device] >> (f.shifts & 15)) & f.mask) << (f.shifts >> 4));
             });
         }
         return;
