@@ -302,6 +302,7 @@ TEST(DeviceCache, BasesOfKeysComeAlong) {
     EXPECT_TRUE(moved->attention(0).ok());
     auto apart = make(shape, "mosaic");
     grow(*apart, text, 0, 300, 0); // at every other position
+    ASSERT_TRUE(moved->clear(0).ok());
     ASSERT_TRUE(moved->upload(0, *apart, 0).ok());
     EXPECT_NE(std::string::npos, moved->attention(0).status().message().find("not at positions"));
     auto joined = on_device(*make(shape, "kvquant"), &memory, 1, 300);
