@@ -9,6 +9,7 @@
 #include "eval/tune_layers.h"
 #include "eval/tune_plot.h"
 #include "eval/tune_report.h"
+#include "kvmosaic/free_run.h"
 
 namespace kvmosaic::tool {
 
@@ -30,37 +31,70 @@ eval::TuneText text_of(const std::string& name, const std::string& content, int 
     return {name, eval::sha256_of(content), model.tokenize(content, true, false), windows};
 }
 
+// Problems by which settings are judged: those of the search, and those behind them that it does not see.
+struct Problems {
+    eval::MathProblems all, train;
+    int32_t searched = 0, unseen = 0;
+
+    eval::SolverOptions options(const TuneOptions& o, int32_t first, int32_t count) const {
+        eval::SolverOptions out;
+        out.solved.assign(train.items.begin(), train.items.begin() + o.shots);
+        out.problems.assign(all.items.begin() + first, all.items.begin() + first + count);
+        out.name = count == 1 ? fmt::format("problem {}", first + 1)
+                              : fmt::format("problems {} to {}", first + 1, first + count);
+        out.id = fmt::format("{}:{}:{}:{}:{}:{}", all.sha256, train.sha256, first, count, o.shots, o.max_tokens);
+        out.max_tokens = o.max_tokens, out.batch = o.batch, out.threads = o.common.threads;
+        return out;
+    }
+};
+
+Problems read_problems(const TuneOptions& o) {
+    Problems out;
+    out.all = take(eval::read_math(find_data("--problems", o.problems, "gsm8k_test.jsonl")));
+    if (o.shots > 0) out.train = take(eval::read_math(find_data("--train", o.train, "gsm8k_train_200.jsonl")));
+    if (o.shots > int(out.train.items.size()))
+        bad_usage("--shots {}: the training file has {} problems", o.shots, out.train.items.size());
+    const int there = int(out.all.items.size());
+    if (o.questions > there) bad_usage("--questions {}: the file has {} problems", o.questions, there);
+    if (o.holdout_questions > there - o.questions)
+        bad_usage("--holdout-questions {}: behind the {} of the search the file has {}", o.holdout_questions,
+                  o.questions, there - o.questions);
+    out.searched = o.questions, out.unseen = o.holdout_questions;
+    return out;
+}
+
 // The part that a study is found by, and what else its results must say.
 ordered_json head_of(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
-                     const eval::CompareOptions& measure, const eval::TuneText& text) {
-    return {{"kind", "kvmosaic study"},
-            {"model", prepared.source},
-            {"model_sha256", prepared.sha256},
-            {"weights", prepared.weights},
-            {"machine", eval::machine_name()},
-            {"version", KVMOSAIC_VERSION},
-            {"commit", eval::build_commit()},
-            {"text", text.name},
-            {"text_sha256", text.sha256},
-            {"window", measure.window},
-            {"windows", text.windows},
-            {"score_from", measure.score_from},
-            {"ubatch", measure.ubatch},
-            {"step", "decode"},
-            {"attend", eval::attend_setting()},
-            {"context", measure.context},
-            {"method", method.spec()},
-            {"tune", o.wish.tune},
-            {"ranges", o.wish.ranges},
-            {"groups", o.groups},
-            {"sampler", o.sampler},
-            {"sampler_version", o.serve},
-            {"seed", o.seed}};
+                     const eval::CompareOptions& measure, const eval::TuneText& text,
+                     const std::optional<Problems>& problems) {
+    ordered_json out{{"kind", "kvmosaic study"},         {"model", prepared.source},
+                     {"model_sha256", prepared.sha256},  {"weights", prepared.weights},
+                     {"machine", eval::machine_name()},  {"version", KVMOSAIC_VERSION},
+                     {"commit", eval::build_commit()},   {"text", text.name},
+                     {"text_sha256", text.sha256},       {"window", measure.window},
+                     {"windows", text.windows},          {"score_from", measure.score_from},
+                     {"ubatch", measure.ubatch},         {"step", "decode"},
+                     {"attend", eval::attend_setting()}, {"context", measure.context},
+                     {"method", method.spec()},          {"tune", o.wish.tune},
+                     {"ranges", o.wish.ranges},          {"groups", o.groups},
+                     {"objective", o.objective},         {"sampler", o.sampler},
+                     {"sampler_version", o.serve},       {"seed", o.seed}};
+    if (problems) {
+        out.update(ordered_json{{"questions", problems->searched},
+                                {"problems_sha256", problems->all.sha256},
+                                {"train_sha256", problems->train.sha256},
+                                {"shots", o.shots},
+                                {"max_tokens", o.max_tokens}});
+    }
+    return out;
 }
-const std::vector<std::string>& identity() {
-    static const std::vector<std::string> fields{
-        "model_sha256", "weights", "version", "text_sha256", "window", "windows", "score_from", "ubatch",
-        "attend",       "context", "method",  "tune",        "ranges", "groups",  "sampler",    "seed"};
+std::vector<std::string> identity(bool problems) {
+    std::vector<std::string> fields{"model_sha256", "weights", "version",   "text_sha256", "window", "windows",
+                                    "score_from",   "ubatch",  "attend",    "context",     "method", "tune",
+                                    "ranges",       "groups",  "objective", "sampler",     "seed"};
+    if (problems)
+        for (const char* field : {"questions", "problems_sha256", "train_sha256", "shots", "max_tokens"})
+            fields.emplace_back(field);
     return fields;
 }
 
@@ -73,16 +107,17 @@ eval::Progress over_all(ProgressBar& bar, const eval::Search* const* search, int
     };
 }
 
-void search(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
-            const std::string& content) {
+void search(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared, const std::string& content,
+            const std::optional<Problems>& problems) {
     eval::Search::Options wish;
     wish.method = method;
     wish.groups = o.groups;
     wish.measure = measure_of(o, prepared.model);
     wish.text = text_of(o.text, content, o.windows, prepared.model);
     wish.path = o.study;
-    wish.head = head_of(o, method, prepared, wish.measure, wish.text);
-    wish.fields = identity();
+    if (problems) wish.solver = problems->options(o, 0, problems->searched);
+    wish.head = head_of(o, method, prepared, wish.measure, wish.text, problems);
+    wish.fields = identity(problems.has_value());
     ProgressBar bar;
     const eval::Search* known = nullptr;
     const eval::Progress progress = over_all(bar, &known, o.trials + 2);
@@ -120,6 +155,34 @@ eval::Elsewhere measure_elsewhere(const TuneOptions& o, const eval::TunedMethod&
     return {measurer.id(), text.name, text.sha256, text.windows};
 }
 
+// Front, defaults and the f16 cache again, on problems that the search did not see.
+eval::Elsewhere solve_elsewhere(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
+                                const Problems& problems, const eval::TuneResult& result, eval::Study* study) {
+    const eval::SolverOptions wish = problems.options(o, problems.searched, problems.unseen);
+    const eval::Solver solver(prepared.model, wish);
+    eval::TrialSpecs specs(method, take(eval::shape_of(prepared.model)));
+    std::vector<size_t> wanted = result.front;
+    wanted.insert(wanted.end(), result.defaults.begin(), result.defaults.end());
+    for (size_t i = 0; i < study->trials.size(); ++i)
+        if (study->trials[i].label == eval::kReferenceLabel) wanted.push_back(i);
+    ProgressBar bar;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+        eval::Trial& trial = study->trials[wanted[i]];
+        if (trial.on(solver.id())) continue;
+        const auto progress = [&](const std::string& what, double share) {
+            bar.show(fmt::format("other problems, setting {} of {}, {}", i + 1, wanted.size(), what),
+                     (double(i) + share) / double(wanted.size()));
+        };
+        eval::Measured measured;
+        measured.text = solver.id();
+        measured.bits = trial.search.bits;
+        measured.right = take(solver.solve(take(specs.spec(trial)), progress));
+        trial.elsewhere.push_back(std::move(measured));
+        check(study->save());
+    }
+    return {solver.id(), wish.name, problems.all.sha256, 0, problems.searched, problems.unseen};
+}
+
 // The chosen setting as something that `run --cache` takes; kvtuner's needs its file.
 std::string write_chosen(const TuneOptions& o, const eval::TunedMethod& method, const Prepared* prepared,
                          const eval::Study& study, const eval::Trial& chosen) {
@@ -142,18 +205,22 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     const ordered_json& head = study.head;
     const eval::Trial& chosen = study.trials[result.chosen];
     if (o.json != "-") {
-        fmt::print(
-            "{} (SHA-256 {}, {} weights)\n{}\n{} on {}, {} tokens scored: {} settings by {}, {} on the front\n{}",
-            head.at("model").get<std::string>(), head.at("model_sha256").get<std::string>().substr(0, 16),
-            head.at("weights").get<std::string>(), build_text(), head.at("method").get<std::string>(),
-            head.at("text").get<std::string>(), chosen.search.tokens, result.trials.size(),
-            head.at("sampler").get<std::string>(), result.front.size(), eval::to_table(study, result));
+        const bool answers = study.objective() == eval::Objective::gsm8k;
+        fmt::print("{} (SHA-256 {}, {} weights)\n{}\n{} on {}, {} tokens scored{}: {} settings by {}, {} on the "
+                   "front\n{}",
+                   head.at("model").get<std::string>(), head.at("model_sha256").get<std::string>().substr(0, 16),
+                   head.at("weights").get<std::string>(), build_text(), head.at("method").get<std::string>(),
+                   head.at("text").get<std::string>(), chosen.search.tokens,
+                   answers ? fmt::format(", {} problems behind {} solved ones", o.questions, o.shots) : "",
+                   result.trials.size(), head.at("sampler").get<std::string>(), result.front.size(),
+                   eval::to_table(study, result));
         if (!elsewhere.id.empty())
             fmt::print("the same on {}, which the search did not see:\n{}", elsewhere.name,
                        eval::elsewhere_table(study, result, elsewhere));
-        fmt::print("chosen: trial {}, {:.3f} bits, KL {:.5f}: {}\nrun it with: kvmosaic run -m {} --cache {} -p "
-                   "TEXT\n",
-                   result.chosen, chosen.search.bits, chosen.search.kl, eval::name_of(chosen, head), o.model, spec);
+        const std::string quality = answers ? fmt::format("{:.1f} % right", 100 * chosen.search.accuracy())
+                                            : fmt::format("KL {:.5f}", chosen.search.kl);
+        fmt::print("chosen: trial {}, {:.3f} bits, {}: {}\nrun it with: kvmosaic run -m {} --cache {} -p TEXT\n",
+                   result.chosen, chosen.search.bits, quality, eval::name_of(chosen, head), o.model, spec);
     }
     if (!result.kept)
         warn(o.bits
@@ -166,6 +233,24 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     out["use"] = spec;
     out["command"] = command_line();
     write_json(o.json, out.dump(2), o.force);
+}
+
+// Options that belong to one objective are not passed over in silence under the other.
+void check_objective(const TuneOptions& o, const CLI::App& verb) {
+    const bool answers = o.objective == "gsm8k";
+    for (const char* name :
+         {"--questions", "--problems", "--train", "--shots", "--max-tokens", "--batch", "--holdout-questions"})
+        if (!answers && verb.count(name) > 0) bad_usage("{}: says something of --objective gsm8k only", name);
+    if (!answers) return;
+    for (const char* name : {"--holdout", "--holdout-windows"})
+        if (verb.count(name) > 0)
+            bad_usage("{}: with --objective gsm8k other problems check what was found: --holdout-questions N", name);
+    if (o.kl) bad_usage("--kl: with --objective gsm8k the front is one of right answers; choose by --bits");
+}
+
+Prepared prepare(const TuneOptions& o) {
+    // Without ggml's repacked weights answers do not depend on what is answered beside them.
+    return prepare_model(o.model, o.weights, o.common, eval::LoadOptions{.repack = o.objective != "gsm8k"});
 }
 
 void tune(const TuneOptions& o) {
@@ -183,6 +268,8 @@ void tune(const TuneOptions& o) {
         if (python && o.text == "-") bad_usage("-f -: with --sampler {} the text must be a file", o.sampler);
         if (python) find_optuna(o);
     }
+    std::optional<Problems> problems;
+    if (o.objective == "gsm8k") problems = read_problems(o);
     const std::string content = take(eval::read_text(o.text));
     std::string other;
     if (!o.holdout.empty() && !server) other = take(eval::read_text(o.holdout));
@@ -191,16 +278,18 @@ void tune(const TuneOptions& o) {
         find_model(o.model);
         run_optuna(o);
     } else {
-        prepared = prepare_model(o.model, o.weights, o.common);
-        search(o, method, *prepared, content);
+        prepared = prepare(o);
+        search(o, method, *prepared, content, problems);
     }
     if (server) return;
     eval::Study study = take(eval::open_study(o.study, ordered_json::object(), {}));
     const eval::TuneResult result = eval::result_of(study, o.bits, o.kl);
     if (result.front.empty()) fail("--study {}: no setting has a finite KL and bits", o.study);
-    if (!prepared && (method.by_layer() || !o.holdout.empty())) prepared = prepare_model(o.model, o.weights, o.common);
+    const bool unseen = problems && problems->unseen > 0;
+    if (!prepared && (method.by_layer() || !o.holdout.empty() || unseen)) prepared = prepare(o);
     eval::Elsewhere elsewhere;
     if (!o.holdout.empty()) elsewhere = measure_elsewhere(o, method, *prepared, other, result, &study);
+    if (unseen) elsewhere = solve_elsewhere(o, method, *prepared, *problems, result, &study);
     const std::string spec =
         write_chosen(o, method, prepared ? &*prepared : nullptr, study, study.trials[result.chosen]);
     if (!o.plot.empty()) check(eval::write_file(o.plot, take(eval::tune_plot(study, result, elsewhere)) + "\n"));
@@ -245,7 +334,30 @@ void add_tune(CLI::App& app) {
     verb->add_option("--holdout", o->holdout, "another text, on which front and defaults are measured again");
     verb->add_option("--holdout-windows", o->holdout_windows, "of that text (default as --windows)")
         ->check(CLI::Range(1, 1000));
-    verb->add_option("--bits", o->bits, "choose the least KL at no more than these true bits (default: the knee)");
+    verb->add_option("--objective", o->objective,
+                     "quality beside the bits: kl (to the f16 cache, on the text), or gsm8k (right answers to word "
+                     "problems; KL is measured too)")
+        ->check(CLI::IsMember({"kl", "gsm8k"}))
+        ->capture_default_str();
+    verb->add_option("--questions", o->questions, "gsm8k: problems from the file's start")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    verb->add_option("--holdout-questions", o->holdout_questions,
+                     "gsm8k: front and defaults answer so many more, that the search did not see")
+        ->check(CLI::Range(1, 1 << 20));
+    verb->add_option("--problems", o->problems, "gsm8k: the file (default: $KVMOSAIC_DATA/gsm8k_test.jsonl)");
+    verb->add_option("--train", o->train,
+                     "gsm8k: where solved ones come from (default: $KVMOSAIC_DATA/gsm8k_train_200.jsonl)");
+    verb->add_option("--shots", o->shots, "gsm8k: solved problems before each")
+        ->check(CLI::Range(0, 64))
+        ->capture_default_str();
+    verb->add_option("--max-tokens", o->max_tokens, "gsm8k: of an answer")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    verb->add_option("--batch", o->batch, "gsm8k: answers under way at once")
+        ->check(CLI::Range(1, 128))
+        ->capture_default_str();
+    verb->add_option("--bits", o->bits, "choose the best at no more than these true bits (default: the knee)");
     verb->add_option("--kl", o->kl, "choose the fewest bits at no more than this KL");
     verb->add_option("-o,--output", o->out, "the chosen spec; for kvtuner the calibration file");
     verb->add_option("--json", o->json, "all settings into a file (-: standard output, without the table)");
@@ -261,10 +373,16 @@ void add_tune(CLI::App& app) {
         "  kvmosaic tune -m small -f wiki.txt --method kvtuner --sampler nsga2 --trials 60 --study k.study -o "
         "small.calib\n"
         "  kvmosaic tune -m tiny -f wiki.txt --method mixkvq --tune hi,mid,v --range v=2,3 --study v.study\n"
-        "Two losses: KL to the f16 cache in decoding, and true bits at --ctx with windows in. What is on the front "
-        "has\n"
-        "no setting beside it with fewer bits and less KL. The same seed tries the same settings. docs/tuning.md.");
-    verb->callback([o] { tune(*o); });
+        "  kvmosaic tune -m base -f wiki.txt --method mixkvq --objective gsm8k --questions 50 --study g.study\n"
+        "Two losses: KL to the f16 cache in decoding (or wrong answers), and true bits at --ctx with windows in. What "
+        "is on\n"
+        "the front has no setting beside it that is better in one and no worse in the other. The same seed tries the "
+        "same\n"
+        "settings. docs/tuning.md.");
+    verb->callback([o, verb] {
+        check_objective(*o, *verb);
+        tune(*o);
+    });
 }
 
 } // namespace kvmosaic::tool

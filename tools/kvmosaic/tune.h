@@ -11,11 +11,13 @@
 namespace kvmosaic::tool {
 
 struct TuneOptions {
-    std::string model, weights, text, sampler = "tpe", study, out, json, plot, holdout, serve;
+    std::string model, weights, text, objective = "kl", sampler = "tpe", study, out, json, plot, holdout, serve;
+    std::string problems, train; // files, of --objective gsm8k
     eval::TuneWish wish;
     int trials = 30, seed = 1, window = 2048, windows = 1, score_from = 256, ubatch = 128, groups = 8;
     int holdout_windows = 0; // 0: as many as the text has
-    int64_t context = 0;     // 0: 32768, or what the model was trained for
+    int questions = 50, shots = 4, max_tokens = 256, batch = 8, holdout_questions = 0;
+    int64_t context = 0; // 0: 32768, or what the model was trained for
     std::optional<double> bits, kl;
     bool force = false;
     Common common;
