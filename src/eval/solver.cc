@@ -18,8 +18,7 @@ Result<std::vector<uint8_t>> Solver::solve(const std::string& spec, const Progre
     wish.batch.stops = {kNextQuestion};
     std::vector<uint8_t> right(prompts_.size(), 0);
     const auto landed = [&](size_t, const Answer& answer) {
-        const std::string number =
-            options_.solved.empty() ? last_number(answer.text) : marked_number(answer.text);
+        const std::string number = options_.solved.empty() ? last_number(answer.text) : marked_number(answer.text);
         right[answer.item] = number == options_.problems[answer.item].number;
         return Status();
     };

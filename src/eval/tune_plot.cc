@@ -56,6 +56,7 @@ constexpr const char* kLogTicks =
 Result<std::string> tune_plot(const Study& study, const TuneResult& result, const Elsewhere& elsewhere) {
     std::vector<const Measured*> all, front, defaults, there, theirs;
     Axes r{study.objective()};
+    const bool kl = r.objective == Objective::kl;
     for (const size_t i : result.trials) {
         const Trial& t = study.trials[i];
         const bool on_front = std::find(result.front.begin(), result.front.end(), i) != result.front.end();
@@ -89,12 +90,12 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
         label(i, fmt::format("{}: {}", i, name_of(study.trials[i], study.head)));
     const double inner_width = (kRight - kLeft) * kWidth, inner_height = (kTop - kBottom) * kHeight;
     place_labels(&labels, inner_width, inner_height, 12,
-                 {{0.62 * inner_width, inner_width, inner_height - 110, inner_height}});
+                 {{0.62 * inner_width, inner_width, kl ? inner_height - 110 : 0, kl ? inner_height : 110}});
 
     std::string script = "set border 3 lw 0.8 lc rgb '#444444'\nset tics nomirror out scale 0.6\n"
                          "set grid lc rgb '#dddddd' lw 0.6 dt 1\nset format y '%g'\nset logscale x\n"
-                         "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,9,10,12,14,16)\n"
-                         "set key top right samplen 1.6 width -4\n";
+                         "set xtics (1,1.5,2,2.5,3,3.5,4,4.5,5,6,7,8,9,10,12,14,16)\n";
+    script += fmt::format("set key {} right samplen 1.6 width -4\n", kl ? "top" : "bottom"); // where no good point is
     script +=
         fmt::format("set lmargin at screen {}\nset rmargin at screen {}\nset bmargin at screen {}\nset tmargin at "
                     "screen {}\n",
@@ -103,9 +104,8 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
     script += fmt::format("set xlabel 'true bits per value at {} tokens, windows and all metadata in (log scale)'\nset "
                           "ylabel '{}' offset 1,0\n",
                           study.head.at("context").get<int64_t>(),
-                          r.objective == Objective::kl ? "mean KL against the f16 cache, nats (log scale)"
-                                                       : "right answers, %");
-    if (r.objective == Objective::kl) script += kLogTicks;
+                          kl ? "mean KL against the f16 cache, nats (log scale)" : "right answers, %");
+    if (kl) script += kLogTicks;
     for (const Label& l : labels)
         script += fmt::format("set label {} at graph {:.5f}, graph {:.5f} center font ',12'\n", gnuplot_text(l.text),
                               l.at_x / inner_width, l.at_y / inner_height);
@@ -118,9 +118,8 @@ Result<std::string> tune_plot(const Study& study, const TuneResult& result, cons
         plots += fmt::format(
             ", $there using 1:2 with linespoints pt 6 ps 0.7 lw 1.2 dt 2 lc rgb '#009E73' title {0}, "
             "$theirs using 1:2 with points pt 4 ps 0.9 lc rgb '#D55E00' title {1}",
-            gnuplot_text(r.objective == Objective::kl ? "the same settings on the other text"
-                                                      : "the same settings on other problems"),
-            gnuplot_text(r.objective == Objective::kl ? "defaults on the other text" : "defaults on other problems"));
+            gnuplot_text(kl ? "the same settings on the other text" : "the same settings on other problems"),
+            gnuplot_text(kl ? "defaults on the other text" : "defaults on other problems"));
     }
     return draw_svg("tune", int(kWidth), int(kHeight), script + plots + "\n");
 }

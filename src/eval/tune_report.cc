@@ -188,7 +188,7 @@ std::string elsewhere_table(const Study& study, const TuneResult& result, const 
     const Objective objective = study.objective();
     const char* seen = objective == Objective::kl ? "the search's text" : "the search's problems";
     std::string out = fmt::format("{:>5}  {:>13}  {}", "trial", "bits", quality_names(objective, false));
-    const int wide = objective == Objective::kl ? 18 : 26;
+    const int wide = objective == Objective::kl ? 18 : 28;
     for (const size_t d : result.defaults)
         out += fmt::format("  {:>{}}", "against " + std::to_string(d), wide);
     out += fmt::format("  {:>7}  setting\n", "");
