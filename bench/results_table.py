@@ -40,11 +40,11 @@ def tune_table(result):
     defaults = [r for r in result["rows"] if r["label"] and r["label"] != "floor"]
     verdicts = lambda row: {a["default"]: a["verdict"] for a in row.get("against", [])}
     print("| trial | setting | bits | KL | on the other text | %s |" % " | ".join(
-        "against %s" % d["setting"] for d in defaults))
+        "against `%s`: here, there" % d["setting"] for d in defaults))
     print("|---" * (5 + len(defaults)) + "|")
     for row in sorted((r for r in result["rows"] if r["front"] or r in defaults), key=lambda r: r["true_bits"]):
         there = row.get("holdout", {})
-        cells = ["%s, then %s" % (verdicts(row)[d["setting"]], verdicts(there).get(d["setting"], "?"))
+        cells = ["%s, %s" % (verdicts(row)[d["setting"]], verdicts(there).get(d["setting"], "?"))
                  if d["setting"] in verdicts(row) else "" for d in defaults]
         marks = ", default" * (row in defaults) + ", knee" * row["knee"]
         print("| %d%s | `%s` | %.2f | %s ± %.2g | %s | %s |" % (
