@@ -107,4 +107,11 @@ std::string solve(const MathProblem& problem) {
     return fmt::format(" {}\n{} {}\n\n", problem.solution, kMark, problem.number);
 }
 
+std::string few_shot(const std::vector<MathProblem>& solved, const MathProblem& problem) {
+    std::string out;
+    for (const MathProblem& one : solved)
+        out += ask(one) + solve(one);
+    return out + ask(problem);
+}
+
 } // namespace kvmosaic::eval

@@ -22,6 +22,9 @@ Result<MathProblems> read_math(const std::string& path);
 // A problem as text, and what is to follow it. Solved ones end with an empty line.
 std::string ask(const MathProblem& problem);
 std::string solve(const MathProblem& problem);
+// Solved ones, then one that is not: what a model is to continue, until it asks the next question itself.
+std::string few_shot(const std::vector<MathProblem>& solved, const MathProblem& problem);
+inline constexpr const char* kNextQuestion = "\nQuestion:";
 
 // A number as it is compared: no "$", no thousands' commas, no "+", no zeros that say nothing; "" for no number.
 // marked: the one behind the first "####"; last: the last one of the text, whatever stands around it.

@@ -1,9 +1,11 @@
 #include "eval/study.h"
 
 #include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 
+#include "eval/shares.h"
 #include "eval/tune_layers.h"
 
 namespace kvmosaic::eval {
@@ -20,15 +22,18 @@ ordered_json with_positions(const Measured& m) {
     out["kl_each"] = ordered_json::array();
     for (const float kl : m.kl_each) // short, and the same when read back
         out["kl_each"].push_back(std::stod(fmt::format("{:.6g}", kl)));
+    if (!m.right.empty()) out["right"] = m.right;
     return out;
 }
 
 Measured measured_from(const ordered_json& j) {
     Measured m;
     j.at("text").get_to(m.text);
+    m.bits = j.at("true_bits").is_number() ? j.at("true_bits").get<double>() : NAN;
+    if (j.contains("right")) j["right"].get_to(m.right);
+    if (!j.contains("tokens")) return m;
     j.at("tokens").get_to(m.tokens);
     j.at("true_bits_window").get_to(m.bits_window);
-    m.bits = j.at("true_bits").is_number() ? j.at("true_bits").get<double>() : NAN;
     j.at("kl_mean").get_to(m.kl);
     j.at("kl_error").get_to(m.kl_error);
     j.at("kl_p99").get_to(m.kl_p99);
@@ -64,18 +69,34 @@ Trial trial_from(const ordered_json& j) {
 
 } // namespace
 
+double Measured::accuracy() const {
+    return double(std::accumulate(right.begin(), right.end(), int64_t(0))) / double(right.size());
+}
+
 ordered_json to_json(const Measured& m) {
-    return {{"tokens", m.tokens},
-            {"true_bits", std::isfinite(m.bits) ? ordered_json(m.bits) : ordered_json()},
-            {"true_bits_window", m.bits_window},
-            {"kl_mean", m.kl},
-            {"kl_error", m.kl_error},
-            {"kl_p99", m.kl_p99},
-            {"ppl_ratio", m.ppl_ratio},
-            {"ppl_ratio_error", m.ppl_ratio_error},
-            {"top1", m.top1},
-            {"path", m.path},
-            {"isa", m.isa}};
+    const ordered_json bits = std::isfinite(m.bits) ? ordered_json(m.bits) : ordered_json();
+    ordered_json out{{"true_bits", bits}};
+    if (m.tokens > 0 || m.right.empty())
+        out = {{"tokens", m.tokens},
+               {"true_bits", bits},
+               {"true_bits_window", m.bits_window},
+               {"kl_mean", m.kl},
+               {"kl_error", m.kl_error},
+               {"kl_p99", m.kl_p99},
+               {"ppl_ratio", m.ppl_ratio},
+               {"ppl_ratio_error", m.ppl_ratio_error},
+               {"top1", m.top1},
+               {"path", m.path},
+               {"isa", m.isa}};
+    if (m.right.empty()) return out;
+    const int64_t hits = std::accumulate(m.right.begin(), m.right.end(), int64_t(0));
+    const Interval range = wilson(hits, int64_t(m.right.size()));
+    out.update(ordered_json{{"problems", m.right.size()},
+                            {"hits", hits},
+                            {"accuracy", m.accuracy()},
+                            {"accuracy_low", range.low},
+                            {"accuracy_high", range.high}});
+    return out;
 }
 
 ordered_json to_json(const std::vector<WidthPair>& widths) {
@@ -108,6 +129,12 @@ std::string name_of(const Trial& trial, const ordered_json& head) {
     return out;
 }
 
+Objective Study::objective() const {
+    return head.value("objective", std::string("kl")) == "gsm8k" ? Objective::gsm8k : Objective::kl;
+}
+
+double Study::loss(const Measured& m) const { return objective() == Objective::kl ? m.kl : 1 - m.accuracy(); }
+
 Status Study::save() const {
     std::string text = head.dump() + "\n";
     for (const Trial& trial : trials)
@@ -124,10 +151,10 @@ Result<Study> open_study(const std::string& path, const ordered_json& head, cons
     const auto wrong = [&](StatusCode code, const std::string& why) {
         return Status(code, fmt::format("--study {}{}", path, why));
     };
-    size_t at = 0;
+    size_t at = 0, problems = 0; // problems: whose answers each result has
     for (int number = 1; number == 1 || at < file->size(); ++number) {
         const size_t end = std::min(file->find('\n', at), file->size());
-        const ordered_json j = ordered_json::parse(file->substr(at, end - at), nullptr, false);
+        ordered_json j = ordered_json::parse(file->substr(at, end - at), nullptr, false);
         at = end + 1;
         if (number > 1) {
             try {
@@ -135,13 +162,18 @@ Result<Study> open_study(const std::string& path, const ordered_json& head, cons
             } catch (const nlohmann::json::exception& bad) {
                 return wrong(StatusCode::corrupt, fmt::format(", line {}: is not a result: {}", number, bad.what()));
             }
-            const size_t values = out.trials.back().values.size();
+            const size_t values = out.trials.back().values.size(), answers = out.trials.back().search.right.size();
+            if (answers != problems) {
+                return wrong(StatusCode::corrupt, fmt::format(", line {}: has {} answers, the search is over {}",
+                                                              number, answers, problems));
+            }
             if (values == 0 || values == out.head["space"].size()) continue;
             return wrong(StatusCode::corrupt, fmt::format(", line {}: has {} values, the search tunes {}", number,
                                                           values, out.head["space"].size()));
         }
         if (!j.is_object() || !j.contains("kind") || j["kind"] != kKind || !j.contains("space"))
             return wrong(StatusCode::invalid_argument, ": is not the file of a search; name a new file");
+        if (!j.contains("objective")) j["objective"] = "kl"; // of a time that knew no other
         for (const std::string& field : fields) {
             if (j.contains(field) && j[field] == head.at(field)) continue;
             return wrong(StatusCode::invalid_argument,
@@ -149,6 +181,7 @@ Result<Study> open_study(const std::string& path, const ordered_json& head, cons
                                      j.contains(field) ? j[field].dump() : "not", head.at(field).dump()));
         }
         out.head = j;
+        if (out.objective() == Objective::gsm8k && j.contains("questions")) problems = j["questions"].get<size_t>();
     }
     return out;
 }

@@ -14,11 +14,13 @@ namespace kvmosaic::eval {
 
 // What one cache did on one text.
 struct Measured {
-    std::string text; // which text and windows (text_id)
-    int64_t tokens = 0;
+    std::string text;                 // which text and windows (text_id)
+    int64_t tokens = 0;               // scored; 0 where there are answers only
     double bits = 0, bits_window = 0; // true bits at the study's context, and at the end of a window
     double kl = 0, kl_error = 0, kl_p99 = 0, ppl_ratio = 0, ppl_ratio_error = 0, top1 = 0;
     std::vector<float> kl_each; // of each scored position: two settings are compared by pairs
+    std::vector<uint8_t> right; // of each problem, where the search is for right answers: whether its answer is
+    double accuracy() const;    // share of right answers
     std::string path, isa;
 };
 nlohmann::ordered_json to_json(const Measured& m); // without the positions
@@ -36,13 +38,21 @@ struct Trial {
     const Measured* on(const std::string& text) const;
 };
 
-// Row of the rounding of the model: the f32 cache against the f16 one. Not a setting.
+// Rows that are no settings: the rounding of the model (the f32 cache against the f16 one), and where answers count the
+// f16 cache itself.
 inline constexpr const char* kFloorLabel = "floor";
+inline constexpr const char* kReferenceLabel = "f16";
+inline bool is_setting(const Trial& t) { return t.label != kFloorLabel && t.label != kReferenceLabel; }
+
+// What a search makes small beside the bits: KL, or the share of problems whose answer is wrong.
+enum class Objective : uint8_t { kl, gsm8k };
 
 struct Study {
     std::string path;
     nlohmann::ordered_json head;
     std::vector<Trial> trials;
+    Objective objective() const;
+    double loss(const Measured& m) const;
     Status save() const;
 };
 

@@ -92,7 +92,9 @@ Result<std::string> TrialSpecs::spec(const Trial& trial) {
 // ---- the search ----
 
 Search::Search(const Model& model, const Options& options)
-    : method_(options.method), measurer_(model, options.text, options.measure) {}
+    : method_(options.method), measurer_(model, options.text, options.measure) {
+    if (options.solver) solver_.emplace(model, *options.solver);
+}
 
 Status Search::find_space(const Model& model, const Options& options, const Progress& progress) {
     if (!method_.by_layer()) {
@@ -173,10 +175,12 @@ Status Search::add_defaults(const Progress& progress) {
         t.values = method_.defaults();
         wanted.push_back(std::move(t));
     }
-    Trial floor;
-    floor.label = kFloorLabel;
-    floor.spec = "f32";
-    wanted.push_back(std::move(floor));
+    const auto fixed = [&](const char* label, const char* spec) {
+        wanted.emplace_back();
+        wanted.back().label = label, wanted.back().spec = spec;
+    };
+    fixed(kFloorLabel, "f32");
+    if (solver_) fixed(kReferenceLabel, "f16");
     for (Trial& trial : wanted) {
         const bool known = std::any_of(study_.trials.begin(), study_.trials.end(),
                                        [&](const Trial& t) { return t.label == trial.label; });
@@ -192,6 +196,11 @@ Status Search::add(Trial trial, const Progress& progress) {
     Result<Measured> measured = measurer_.measure(*spec, progress);
     if (!measured) return measured.status();
     trial.search = std::move(*measured);
+    if (solver_) {
+        Result<std::vector<uint8_t>> right = solver_->solve(*spec, progress);
+        if (!right) return right.status();
+        trial.search.right = std::move(*right);
+    }
     if (trial.spec.empty()) trial.spec = method_.spec();
     study_.trials.push_back(std::move(trial));
     return study_.save();

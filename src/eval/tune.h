@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "eval/solver.h"
 #include "eval/study.h"
 #include "eval/tunables.h"
 
@@ -63,9 +65,10 @@ public:
         int32_t groups = 8; // of layers, kvtuner
         CompareOptions measure;
         TuneText text;
-        std::string path;                // of the study
-        nlohmann::ordered_json head;     // without the space
-        std::vector<std::string> fields; // of the head that must agree
+        std::optional<SolverOptions> solver; // where right answers count
+        std::string path;                    // of the study
+        nlohmann::ordered_json head;         // without the space
+        std::vector<std::string> fields;     // of the head that must agree
     };
     // Opens the study, or finds the space and begins one; then measures the defaults.
     static Result<std::unique_ptr<Search>> open(const Model& model, const Options& options, const Progress& progress);
@@ -86,6 +89,7 @@ private:
     TunedMethod method_;
     std::unique_ptr<TrialSpecs> specs_;
     Measurer measurer_;
+    std::optional<Solver> solver_;
     Study study_;
     std::vector<WidthPair> descent_; // kvtuner
 };

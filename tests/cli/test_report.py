@@ -182,6 +182,23 @@ class Results(Shapes):
         svg = ElementTree.fromstring(read(plot))
         self.assertTrue(svg.tag.endswith("svg"))
         self.refused(2, "plot.svg.*--force", "report", self.result("one.json"), "--plot", plot)
+        # One part alone.
+        layers = self.result("layers.json", layers={"window": 64, "windows": 1, "rows": [
+            {"spec": "kivi:<i>", "layers": [0, 1, 2], "kl": [0.1, 0.02, 0.05], "kl_error": [0.01] * 3}]})
+        alone = self.path("alone.svg")
+        self.good("report", layers, "--plot", alone, "--part", "layers")
+        text = read(alone)
+        self.assertTrue(ElementTree.fromstring(text).tag.endswith("svg"))
+        self.assertIn("layer that alone is quantized", text)
+        self.refused(1, "say nothing of layers; `compare --layers`", "report", self.result("one.json"), "--plot",
+                     self.path("no.svg"), "--part", "layers")
+        self.refused(2, "2 comparisons", "report", layers, self.result("two.json", window=128), "--plot",
+                     self.path("no.svg"), "--part", "layers")
+        self.refused(2, "--part layers: says what --plot", "report", layers, "--html", self.path("no.html"), "--part", "layers")
+        self.refused(2, "--part", "report", layers, "--plot", self.path("no.svg"), "--part", "colours")
+        broken = self.result("broken.json", layers={"rows": [{"spec": "x", "layers": 5, "kl": {}}], "window": 1, "windows": 1})
+        self.refused(1, "say nothing|contradict", "report", broken, "--plot", self.path("no.svg"), "--part", "layers")
+        self.assertFalse(os.path.exists(self.path("no.svg")))
         # Without the fields of newer versions the page says what is not there.
         self.assertIn("Not in this result: KL by position", read(html))
 

@@ -102,6 +102,43 @@ class Tune(Case):
         self.assertEqual([[int(float(x)) for x in pair] for pair in pairs], chosen["widths"])
         self.good("run", "-m", "tiny", "--cache", got["use"], "-p", "Hello", "-n", 2)
 
+    def test_right_answers_as_the_objective(self):
+        sums = [("Ann has 3 pears and buys 4. How many has she?", "3 + 4 = 7.\n#### 7"),
+                ("Tom has 5 cups and breaks 2. How many are left?", "5 - 2 = 3.\n#### 3"),
+                ("A box holds 6 eggs. How many do 2 boxes hold?", "6 * 2 = 12.\n#### 12"),
+                ("Sue had 9 coins and gave 4 away. How many has she?", "9 - 4 = 5.\n#### 5")]
+        file = self.path("sums.jsonl", "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in sums))
+        study, few = self.path("sums.study"), ["--shots", 4, "--max-tokens", 16]
+        asked = ["--questions", 3, "--holdout-questions", 1]
+        words = ["tune", "-m", "tiny", "--weights", "as-is", *FEW[4:], "-f", SAMPLE, "--method", "kivi", "--tune", "bits",
+                 "--range", "bits=2,4", "--sampler", "grid", "--trials", 2, "--study", study, "--objective", "gsm8k",
+                 "--problems", file, "--train", file, *few]
+        got = self.good(*words, *asked, "--json", "-").json()
+        self.assertEqual((got["objective"], got["questions"], got["holdout"]["first"]), ("gsm8k", 3, 3))
+        rows = got["rows"]
+        self.assertEqual([r["label"] for r in rows], ["kivi", "floor", "f16", ""])
+        # What the verb that only answers says of the same cache.
+        alone = self.good("eval", "gsm8k", "-m", "tiny", "--file", file, "--train", file, *few, "--questions", 4, "--cache",
+                          "kivi:bits=4", "--json", "-").json()
+        for spec, row in (("f16", rows[2]), ("kivi:bits=4", rows[3])):
+            right = [r["hit"] for r in alone["results"] if r["canonical"] == spec]
+            self.assertEqual(row["hits"], sum(right[:3]), spec)
+            if "holdout" in row:
+                self.assertEqual(row["holdout"]["hits"], sum(right[3:]), spec)
+        self.assertIn("holdout", rows[2])
+        self.assertGreater(rows[2]["hits"], 0, "f16 copies an answer that it was shown")
+        self.assertEqual([r["front"] for r in rows[1:3]], [False, False])
+        self.assertTrue(all(r["kl_mean"] >= 0 and r["problems"] == 3 for r in rows))
+        with open(study) as opened:
+            before = opened.read()
+        told = self.good(*words, *asked).out  # from the study alone
+        self.assertRegex(told, "3 problems behind 4 solved ones")
+        self.assertRegex(told, "the same on problem 4, which the search did not see")
+        with open(study) as opened:
+            self.assertEqual(opened.read(), before)
+        self.refused(2, "questions is 3 there, 2 here", *words, "--questions", 2)
+        self.refused(2, 'objective is "gsm8k" there, "kl" here', *words[:words.index("--objective")])
+
     def test_bad_usage(self):
         study, nowhere = self.path("s.study"), ["-m", "nowhere.gguf", "-f", SAMPLE]
         words = ["tune", *nowhere, "--study", study, "--sampler", "grid", "--method"]
@@ -117,6 +154,15 @@ class Tune(Case):
         self.refused(2, "need 262144 tokens", "tune", "-m", "tiny", "--weights", "as-is", "-f", SAMPLE, "--method", "kivi",
                      "--sampler", "grid", "--study", study, "--windows", 128)
         self.refused(2, "--trials", *words, "mixkvq", "--trials", 0)
+        one = self.path("one.jsonl", '{"question": "2 and 2?", "answer": "4.\\n#### 4"}\n')
+        answers = [*words, "mixkvq", "--objective", "gsm8k", "--problems", one, "--train", one]
+        self.refused(2, "--questions: says something of --objective gsm8k only", *words, "mixkvq", "--questions", 5)
+        self.refused(2, "--questions 2: the file has 1", *answers, "--shots", 1, "--questions", 2)
+        self.refused(2, "--shots 4: the training file has 1", *answers)
+        self.refused(2, "--holdout-questions 1: behind the 1 .* has 0", *answers, "--shots", 1, "--questions", 1,
+                     "--holdout-questions", 1)
+        self.refused(2, "--holdout: .*--holdout-questions", *answers, "--holdout", SAMPLE)
+        self.refused(2, "--kl: ", *answers, "--kl", 0.1)
         self.assertFalse(os.path.exists(study))
 
     def test_a_python_without_optuna_is_told_what_it_lacks(self):

@@ -257,9 +257,74 @@ TEST(TuneResult, VerdictsGoByPairsOfPositions) {
     EXPECT_EQ(against(measured(4.5, {1.0f, 2.0f, 3.0f, 4.0f}), base).verdict, Verdict::trails);
 }
 
+TEST(TuneResult, VerdictsOnAnswersGoByHowManyAreRight) {
+    const auto measured = [](double bits, std::vector<uint8_t> right) {
+        Measured m;
+        m.bits = bits, m.right = std::move(right);
+        return m;
+    };
+    const Measured base = measured(4, {1, 1, 0, 0, 0, 0, 0, 0});
+    const auto of = [&](double bits, std::vector<uint8_t> right) {
+        return against(measured(bits, std::move(right)), base, Objective::gsm8k);
+    };
+    const Against same = of(3.5, {1, 0, 1, 0, 0, 0, 0, 0});
+    EXPECT_EQ(same.lost, 1);
+    EXPECT_EQ(same.won, 1);
+    EXPECT_EQ(same.verdict, Verdict::leads) << "fewer bits, as many right";
+    EXPECT_EQ(of(3.5, {1, 0, 0, 0, 0, 0, 0, 0}).verdict, Verdict::trades) << "one fewer";
+    EXPECT_EQ(of(4.5, {1, 1, 0, 0, 0, 0, 0, 0}).verdict, Verdict::trails);
+    EXPECT_EQ(of(4.005, {1, 1, 0, 0, 0, 0, 0, 0}).verdict, Verdict::level);
+    const Against more = of(4.5, {1, 1, 1, 1, 1, 1, 1, 1});
+    EXPECT_EQ(more.won, 6);
+    EXPECT_NEAR(more.p, 2.0 / 64, 1e-12);
+    EXPECT_EQ(more.verdict, Verdict::trades);
+}
+
+TEST(TuneResult, WhereAnswersCountTheFrontIsOfRightOnes) {
+    Study s;
+    s.head = {{"kind", "kvmosaic study 1"}, {"context", 1024}, {"objective", "gsm8k"}, {"questions", 4}};
+    s.head["space"] = ordered_json::array({{{"name", "hi"}}});
+    s.trials = {trial("mixkvq", {"12"}, 4, {0.1f}), trial(kFloorLabel, {}, 32, {0.0f}),
+                trial(kReferenceLabel, {}, 16, {0.0f}), trial("", {"3"}, 3, {0.5f}), trial("", {"5"}, 5, {0.01f})};
+    const std::vector<std::vector<uint8_t>> right{{1, 1, 0, 0}, {1, 1, 1, 0}, {1, 1, 1, 1}, {1, 0, 0, 0}, {0, 1, 1, 0}};
+    for (size_t i = 0; i < right.size(); ++i)
+        s.trials[i].search.right = right[i], s.trials[i].search.tokens = 1;
+    const TuneResult r = result_of(s, {}, {});
+    EXPECT_EQ(r.trials, (std::vector<size_t>{0, 3, 4})) << "f16 is no setting";
+    EXPECT_EQ(r.front, (std::vector<size_t>{3, 0})) << "the last has less KL, but no more right answers";
+    const std::string table = to_table(s, r);
+    EXPECT_NE(table.find("right %"), std::string::npos) << table;
+    EXPECT_NE(table.find("100.0"), std::string::npos) << "f16 stands beside\n" << table;
+    const ordered_json j = to_json(s, r, {});
+    EXPECT_EQ(j["rows"][3]["hits"], 1);
+    EXPECT_EQ(j["rows"][3]["accuracy"], 0.25);
+    EXPECT_EQ(j["rows"][3]["against"][0]["lost"], 1);
+    // As it comes back from its file; a result that lacks answers is none.
+    s.path = testing::TempDir() + "kvmosaic_tune_answers.study";
+    Measured more;
+    more.text = "others", more.bits = 3, more.right = {0, 1};
+    s.trials[3].elsewhere.push_back(more);
+    ASSERT_TRUE(s.save().ok());
+    const Result<Study> back = open_study(s.path, s.head, {"objective", "questions"});
+    ASSERT_TRUE(back.ok()) << back.status().message();
+    EXPECT_EQ(back->objective(), Objective::gsm8k);
+    EXPECT_EQ(back->trials[0].search.right, right[0]);
+    EXPECT_EQ(back->trials[3].on("others")->right, more.right);
+    ordered_json other = s.head;
+    other["objective"] = "kl";
+    EXPECT_NE(open_study(s.path, other, {"objective"}).status().message().find(R"(objective is "gsm8k" there, "kl")"),
+              std::string::npos);
+    s.trials[3].search.right = {1};
+    ASSERT_TRUE(s.save().ok());
+    EXPECT_NE(open_study(s.path, s.head, {}).status().message().find("line 5: has 1 answers, the search is over 4"),
+              std::string::npos);
+    std::remove(s.path.c_str());
+}
+
 Study study_of() {
     Study s;
-    s.head = {{"kind", "kvmosaic study 1"}, {"model_sha256", "abc"}, {"context", 1024}, {"seed", 1}};
+    s.head = {
+        {"kind", "kvmosaic study 1"}, {"model_sha256", "abc"}, {"context", 1024}, {"objective", "kl"}, {"seed", 1}};
     s.head["space"] = ordered_json::array({{{"name", "hi"}, {"low", 1}, {"high", 16}, {"step", 0}, {"log", true}}});
     s.head["descent"] = ordered_json::array();
     s.trials = {trial("mixkvq", {"12"}, 4, {0.1f, 0.3f}), trial(kFloorLabel, {}, NAN, {1e-4f, 1e-4f}),
@@ -322,6 +387,12 @@ TEST(Studies, ComeBackAsTheyWereAndAreRefusedByTheField) {
     EXPECT_NE(back->trials[2].on("here:1"), nullptr);
     EXPECT_EQ(back->trials[3].on("here:1"), nullptr);
     ordered_json other = s.head;
+    const std::string whole = *read_file(s.path), objective = R"("objective":"kl",)";
+    std::string older = whole;
+    older.erase(older.find(objective), objective.size());
+    ASSERT_TRUE(write_file(s.path, older).ok());
+    EXPECT_TRUE(open_study(s.path, s.head, {"objective"}).ok()) << "files that name no objective are of KL";
+    ASSERT_TRUE(write_file(s.path, whole).ok());
     other["seed"] = 2;
     EXPECT_TRUE(open_study(s.path, other, {"model_sha256"}).ok());
     EXPECT_NE(open_study(s.path, other, {"seed"}).status().message().find("seed is 1 there, 2 here"),

@@ -38,10 +38,7 @@ std::vector<eval::Prompt> prompts_of(const Options& o, const eval::Model& model,
             chat.add("user", problem.question + kInstruction);
             prompt.tokens = model.tokenize(take(chat.render()), true, true);
         } else {
-            std::string text;
-            for (const eval::MathProblem& shot : shots)
-                text += ask(shot) + solve(shot);
-            prompt.tokens = model.tokenize(text + ask(problem), true, false);
+            prompt.tokens = model.tokenize(few_shot(shots, problem), true, false);
         }
         out.push_back(std::move(prompt));
     }
@@ -82,7 +79,7 @@ void gsm8k(Options o) {
     task.prompts = prompts_of(o, prepared.model, problems, train.items);
     for (size_t i = 0; i < count; ++i)
         task.items.push_back(int64_t(first + i));
-    if (!o.chat) task.stops = {"\nQuestion:"};
+    if (!o.chat) task.stops = {eval::kNextQuestion};
     const auto number = [&](const eval::Answer& answer) {
         return marked ? eval::marked_number(answer.text) : eval::last_number(answer.text);
     };

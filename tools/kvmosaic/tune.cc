@@ -32,35 +32,36 @@ eval::TuneText text_of(const std::string& name, const std::string& content, int 
 
 // The part that a study is found by, and what else its results must say.
 ordered_json head_of(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
-                     const eval::CompareOptions& measure, const eval::TuneText& text) {
-    return {{"kind", "kvmosaic study"},
-            {"model", prepared.source},
-            {"model_sha256", prepared.sha256},
-            {"weights", prepared.weights},
-            {"machine", eval::machine_name()},
-            {"version", KVMOSAIC_VERSION},
-            {"commit", eval::build_commit()},
-            {"text", text.name},
-            {"text_sha256", text.sha256},
-            {"window", measure.window},
-            {"windows", text.windows},
-            {"score_from", measure.score_from},
-            {"ubatch", measure.ubatch},
-            {"step", "decode"},
-            {"attend", eval::attend_setting()},
-            {"context", measure.context},
-            {"method", method.spec()},
-            {"tune", o.wish.tune},
-            {"ranges", o.wish.ranges},
-            {"groups", o.groups},
-            {"sampler", o.sampler},
-            {"sampler_version", o.serve},
-            {"seed", o.seed}};
+                     const eval::CompareOptions& measure, const eval::TuneText& text,
+                     const std::optional<Problems>& problems) {
+    ordered_json out{{"kind", "kvmosaic study"},         {"model", prepared.source},
+                     {"model_sha256", prepared.sha256},  {"weights", prepared.weights},
+                     {"machine", eval::machine_name()},  {"version", KVMOSAIC_VERSION},
+                     {"commit", eval::build_commit()},   {"text", text.name},
+                     {"text_sha256", text.sha256},       {"window", measure.window},
+                     {"windows", text.windows},          {"score_from", measure.score_from},
+                     {"ubatch", measure.ubatch},         {"step", "decode"},
+                     {"attend", eval::attend_setting()}, {"context", measure.context},
+                     {"method", method.spec()},          {"tune", o.wish.tune},
+                     {"ranges", o.wish.ranges},          {"groups", o.groups},
+                     {"objective", o.objective},         {"sampler", o.sampler},
+                     {"sampler_version", o.serve},       {"seed", o.seed}};
+    if (problems) {
+        out.update(ordered_json{{"questions", problems->searched},
+                                {"problems_sha256", problems->all.sha256},
+                                {"train_sha256", problems->train.sha256},
+                                {"shots", o.shots},
+                                {"max_tokens", o.max_tokens}});
+    }
+    return out;
 }
-const std::vector<std::string>& identity() {
-    static const std::vector<std::string> fields{
-        "model_sha256", "weights", "version", "text_sha256", "window", "windows", "score_from", "ubatch",
-        "attend",       "context", "method",  "tune",        "ranges", "groups",  "sampler",    "seed"};
+std::vector<std::string> identity(bool problems) {
+    std::vector<std::string> fields{"model_sha256", "weights", "version",   "text_sha256", "window", "windows",
+                                    "score_from",   "ubatch",  "attend",    "context",     "method", "tune",
+                                    "ranges",       "groups",  "objective", "sampler",     "seed"};
+    if (problems)
+        for (const char* field : {"questions", "problems_sha256", "train_sha256", "shots", "max_tokens"})
+            fields.emplace_back(field);
     return fields;
 }
 
@@ -73,16 +74,17 @@ eval::Progress over_all(ProgressBar& bar, const eval::Search* const* search, int
     };
 }
 
-void search(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
-            const std::string& content) {
+void search(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared, const std::string& content,
+            const std::optional<Problems>& problems) {
     eval::Search::Options wish;
     wish.method = method;
     wish.groups = o.groups;
     wish.measure = measure_of(o, prepared.model);
     wish.text = text_of(o.text, content, o.windows, prepared.model);
     wish.path = o.study;
-    wish.head = head_of(o, method, prepared, wish.measure, wish.text);
-    wish.fields = identity();
+    if (problems) wish.solver = problems->options(o, 0, problems->searched);
+    wish.head = head_of(o, method, prepared, wish.measure, wish.text, problems);
+    wish.fields = identity(problems.has_value());
     ProgressBar bar;
     const eval::Search* known = nullptr;
     const eval::Progress progress = over_all(bar, &known, o.trials + 2);
@@ -142,18 +144,22 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     const ordered_json& head = study.head;
     const eval::Trial& chosen = study.trials[result.chosen];
     if (o.json != "-") {
-        fmt::print(
-            "{} (SHA-256 {}, {} weights)\n{}\n{} on {}, {} tokens scored: {} settings by {}, {} on the front\n{}",
-            head.at("model").get<std::string>(), head.at("model_sha256").get<std::string>().substr(0, 16),
-            head.at("weights").get<std::string>(), build_text(), head.at("method").get<std::string>(),
-            head.at("text").get<std::string>(), chosen.search.tokens, result.trials.size(),
-            head.at("sampler").get<std::string>(), result.front.size(), eval::to_table(study, result));
+        const bool answers = study.objective() == eval::Objective::gsm8k;
+        fmt::print("{} (SHA-256 {}, {} weights)\n{}\n{} on {}, {} tokens scored{}: {} settings by {}, {} on the "
+                   "front\n{}",
+                   head.at("model").get<std::string>(), head.at("model_sha256").get<std::string>().substr(0, 16),
+                   head.at("weights").get<std::string>(), build_text(), head.at("method").get<std::string>(),
+                   head.at("text").get<std::string>(), chosen.search.tokens,
+                   answers ? fmt::format(", {} problems behind {} solved ones", o.questions, o.shots) : "",
+                   result.trials.size(), head.at("sampler").get<std::string>(), result.front.size(),
+                   eval::to_table(study, result));
         if (!elsewhere.id.empty())
             fmt::print("the same on {}, which the search did not see:\n{}", elsewhere.name,
                        eval::elsewhere_table(study, result, elsewhere));
-        fmt::print("chosen: trial {}, {:.3f} bits, KL {:.5f}: {}\nrun it with: kvmosaic run -m {} --cache {} -p "
-                   "TEXT\n",
-                   result.chosen, chosen.search.bits, chosen.search.kl, eval::name_of(chosen, head), o.model, spec);
+        const std::string quality = answers ? fmt::format("{:.1f} % right", 100 * chosen.search.accuracy())
+                                            : fmt::format("KL {:.5f}", chosen.search.kl);
+        fmt::print("chosen: trial {}, {:.3f} bits, {}: {}\nrun it with: kvmosaic run -m {} --cache {} -p TEXT\n",
+                   result.chosen, chosen.search.bits, quality, eval::name_of(chosen, head), o.model, spec);
     }
     if (!result.kept)
         warn(o.bits
@@ -166,6 +172,11 @@ void say_results(const TuneOptions& o, const eval::Study& study, const eval::Tun
     out["use"] = spec;
     out["command"] = command_line();
     write_json(o.json, out.dump(2), o.force);
+}
+
+Prepared prepare(const TuneOptions& o) {
+    // Without ggml's repacked weights answers do not depend on what is answered beside them.
+    return prepare_model(o.model, o.weights, o.common, eval::LoadOptions{.repack = o.objective != "gsm8k"});
 }
 
 void tune(const TuneOptions& o) {
@@ -183,6 +194,8 @@ void tune(const TuneOptions& o) {
         if (python && o.text == "-") bad_usage("-f -: with --sampler {} the text must be a file", o.sampler);
         if (python) find_optuna(o);
     }
+    std::optional<Problems> problems;
+    if (o.objective == "gsm8k") problems = read_problems(o);
     const std::string content = take(eval::read_text(o.text));
     std::string other;
     if (!o.holdout.empty() && !server) other = take(eval::read_text(o.holdout));
@@ -191,16 +204,18 @@ void tune(const TuneOptions& o) {
         find_model(o.model);
         run_optuna(o);
     } else {
-        prepared = prepare_model(o.model, o.weights, o.common);
-        search(o, method, *prepared, content);
+        prepared = prepare(o);
+        search(o, method, *prepared, content, problems);
     }
     if (server) return;
     eval::Study study = take(eval::open_study(o.study, ordered_json::object(), {}));
     const eval::TuneResult result = eval::result_of(study, o.bits, o.kl);
     if (result.front.empty()) fail("--study {}: no setting has a finite KL and bits", o.study);
-    if (!prepared && (method.by_layer() || !o.holdout.empty())) prepared = prepare_model(o.model, o.weights, o.common);
+    const bool unseen = problems && problems->unseen > 0;
+    if (!prepared && (method.by_layer() || !o.holdout.empty() || unseen)) prepared = prepare(o);
     eval::Elsewhere elsewhere;
     if (!o.holdout.empty()) elsewhere = measure_elsewhere(o, method, *prepared, other, result, &study);
+    if (unseen) elsewhere = solve_elsewhere(o, method, *prepared, *problems, result, &study);
     const std::string spec =
         write_chosen(o, method, prepared ? &*prepared : nullptr, study, study.trials[result.chosen]);
     if (!o.plot.empty()) check(eval::write_file(o.plot, take(eval::tune_plot(study, result, elsewhere)) + "\n"));
@@ -245,7 +260,8 @@ void add_tune(CLI::App& app) {
     verb->add_option("--holdout", o->holdout, "another text, on which front and defaults are measured again");
     verb->add_option("--holdout-windows", o->holdout_windows, "of that text (default as --windows)")
         ->check(CLI::Range(1, 1000));
-    verb->add_option("--bits", o->bits, "choose the least KL at no more than these true bits (default: the knee)");
+    add_objective(verb, o.get());
+    verb->add_option("--bits", o->bits, "choose the best at no more than these true bits (default: the knee)");
     verb->add_option("--kl", o->kl, "choose the fewest bits at no more than this KL");
     verb->add_option("-o,--output", o->out, "the chosen spec; for kvtuner the calibration file");
     verb->add_option("--json", o->json, "all settings into a file (-: standard output, without the table)");
@@ -261,10 +277,16 @@ void add_tune(CLI::App& app) {
         "  kvmosaic tune -m small -f wiki.txt --method kvtuner --sampler nsga2 --trials 60 --study k.study -o "
         "small.calib\n"
         "  kvmosaic tune -m tiny -f wiki.txt --method mixkvq --tune hi,mid,v --range v=2,3 --study v.study\n"
-        "Two losses: KL to the f16 cache in decoding, and true bits at --ctx with windows in. What is on the front "
-        "has\n"
-        "no setting beside it with fewer bits and less KL. The same seed tries the same settings. docs/tuning.md.");
-    verb->callback([o] { tune(*o); });
+        "  kvmosaic tune -m base -f wiki.txt --method mixkvq --objective gsm8k --questions 50 --study g.study\n"
+        "Two losses: KL to the f16 cache in decoding (or wrong answers), and true bits at --ctx with windows in. What "
+        "is on\n"
+        "the front has no setting beside it that is better in one and no worse in the other. The same seed tries the "
+        "same\n"
+        "settings. docs/tuning.md.");
+    verb->callback([o, verb] {
+        check_objective(*o, *verb);
+        tune(*o);
+    });
 }
 
 } // namespace kvmosaic::tool

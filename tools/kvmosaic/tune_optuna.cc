@@ -144,6 +144,7 @@ void serve_search(eval::Search& search, const eval::Progress& progress) {
         const eval::Trial& trial = *take(search.evaluate(values, progress));
         ordered_json out{{"trial", &trial - search.study().trials.data()}, {"known", known}, {"spec", trial.spec}};
         out.update(eval::to_json(trial.search));
+        out["loss"] = search.study().loss(trial.search);
         answer(out);
     }
 }

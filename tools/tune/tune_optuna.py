@@ -3,7 +3,7 @@
 
 The program starts this script, which starts the program again as a server (`kvmosaic tune --serve ...`): one model in
 memory, a JSON line in, a JSON line out. The first line from it names what is tuned; then each request
-{"values": {NAME: VALUE}} is answered by {"kl_mean", "true_bits", "known"}. Results are kept by the program. A search
+{"values": {NAME: VALUE}} is answered by {"loss", "true_bits", "known"}. Results are kept by the program. A search
 that goes on asks the same questions again and gets what is known at once, so that the same seed gives the same trials
 whether or not it was stopped in between.
 """
@@ -75,7 +75,7 @@ def search(optuna, server, name, seed, trials):
             say(answer["error"])
             server.stdin.close()
             sys.exit(1)
-        losses = [answer["kl_mean"], answer["true_bits"]]
+        losses = [answer["loss"], answer["true_bits"]]
         if all(isinstance(x, float) and math.isfinite(x) for x in losses):
             study.tell(trial, losses)
         else:
