@@ -1,14 +1,12 @@
 // GPU backend: attention over packed pages in device memory, encoding and appending, on raw device pointers and a
-// stream. Nothing here synchronizes with the host or allocates after `create`, so everything can be captured in a CUDA
-// graph and replayed while sequences grow.
+// stream. Nothing synchronizes with the host or allocates after `create`: a CUDA graph of it serves growing sequences.
 //
 // Rows of a sequence: [0, front) raw for good | packed | recent, raw; keys and values end their packed rows at
 // different places. Packed rows lie in pages of 128 rows counted from `front`, in the GPU's byte order (docs/format.md,
 // 10).
 //
 // A decode step: advance (new row counts; what is due), plan (once for all layers), then for each layer append, seal
-// where the store is tiered, attend. Built with KVMOSAIC_CUDA; without it `devices` is empty and the rest returns
-// StatusCode::unsupported.
+// where the store is tiered, attend. Without KVMOSAIC_CUDA `devices` is empty and the rest returns `unsupported`.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +18,15 @@
 #include "kvmosaic/store.h"
 
 namespace kvmosaic::device {
-
 using Stream = void*; // a cudaStream_t
 
 struct DeviceInfo {
     std::string name;
-    int32_t major = 0, minor = 0; // compute capability
-    int32_t multiprocessors = 0;
-    int64_t memory = 0; // bytes
-    bool runs = false;  // the kernels of this build run on it
+    int32_t major = 0, minor = 0, multiprocessors = 0; // compute capability
+    int64_t memory = 0;                                // bytes
+    bool runs = false;                                 // the kernels of this build run on it
 };
 std::vector<DeviceInfo> devices();
-
 enum class ElementType : int32_t { f32, f16, bf16 };
 
 // ---- what lies on the device ----
@@ -39,7 +34,7 @@ enum class ElementType : int32_t { f32, f16, bf16 };
 inline constexpr uint32_t kPageUnit = 32; // pages start at multiples of it
 
 // Where a page lies: units of kPageUnit bytes from the pool's base, and for tiered pages the number of granules of each
-// tier, a byte each, widest first (ladder_code).
+// tier, a byte each, widest first (ladder_code); of pages in planes their length in units.
 struct PageRef {
     uint32_t unit = 0;
     uint32_t tiers = 0;
@@ -92,22 +87,18 @@ struct AttentionShape {
     StoreSpec key, value;
     std::vector<uint8_t> widths; // tiered keys: widths that pages may have
     uint32_t key_bytes = 0;      // tiered keys: largest page; 0: worst of all ladders
-    // Tiered keys without a map: that of all pages. Queries come in its order.
-    Ladder ladder;
-    bool key_basis = false;     // calls bring q_packed
-    int32_t value_hadamard = 0; // fitted values: dim where they were packed behind a Hadamard transform, or 0
-    int64_t expected_rows = 0;  // of all sequences together, for the choice of launch shape; 0: many
-    // For measurements; 0: chosen.
-    int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0;
+    Ladder ladder;               // tiered keys without a map: of all pages; queries come in its order
+    bool key_basis = false;      // calls bring q_packed
+    int32_t value_hadamard = 0;  // fitted values: dim where they were packed behind a Hadamard transform, or 0
+    int64_t expected_rows = 0;   // of all sequences together, for the choice of launch shape; 0: many
+    int32_t warps = 0, slots = 0, blocks_per_multiprocessor = 0; // for measurements; 0: chosen
     bool early = true; // may start before the kernel before it has ended (see SequenceState::stable_pages)
 };
 
-// Keys that were packed without a mean that turns with the position (KeySpace::centred): the mean of each head and what
-// products with it need, made by DeviceCache for a rotation and a front.
+// What keys of KeySpace::centred were packed without, and what products with it need; made by DeviceCache.
 struct KeyMean {
     const uint32_t* mean = nullptr; // device, [cache slots * kv_heads][slots] pairs of f16; null: packed as they are
-    const void *features = nullptr, *slow = nullptr, *turns = nullptr; // device
-    const uint32_t* channels = nullptr;                                // device
+    const void *features = nullptr, *slow = nullptr, *turns = nullptr, *channels = nullptr; // device
     int32_t fast_steps = 0, slow_steps = 0, slots = 0;
 };
 
@@ -130,13 +121,12 @@ public:
     ~Attention();
     Attention(const Attention&) = delete;
     Attention& operator=(const Attention&) = delete;
-
     const std::string& kernel() const; // name of the fused kernel
     int64_t scratch_bytes() const;     // allocated on the device
 
     // Who reads what; once a step. states: device, [sequences].
     Status plan(const SequenceState* states, int32_t sequences, Stream stream);
-    // One layer. The plan's kernel must lie at least two kernels back, or not start its successor early.
+    // One layer. The plan's kernel lies at least two kernels back, or does not start its successor early.
     Status attend(const AttendCall& call, Stream stream);
 
 private:
@@ -162,9 +152,7 @@ struct BasisCall {
 };
 // Queries in the basis of packed keys: fold of transform.h, then rounded to f16.
 Status to_key_basis(const BasisCall& call, Stream stream);
-
-// Fused kernels of this build.
-std::vector<std::string> attention_kernels();
+std::vector<std::string> attention_kernels(); // fused ones of this build
 
 // ---- encoding ----
 
@@ -184,9 +172,8 @@ struct EncodeCall {
     uint8_t* pool = nullptr;
     const uint16_t* order = nullptr; // tiers: device, [heads][D], channel at each ladder position; null: rows lie so
 };
-// Uniform grids, asymmetric, groups of tokens (keys) or channels (values); groups along the other axis, asymmetric,
-// symmetric, hybrid or a codebook with the norm; keys in the tiers of a ladder, asymmetric or midpoint, without a map.
-// Codes, scales and offsets are those of the CPU's encoder.
+// Grids with groups along the lanes, asymmetric; along the depth, asymmetric, symmetric, hybrid or a codebook with the
+// norm; keys in the tiers of a ladder, asymmetric or midpoint, without a map. Codes, scales, offsets are the CPU's.
 Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
               const Ladder& ladder = {});
 
@@ -198,9 +185,8 @@ struct MixCall {
     float raw_above = 0.0f, mid_above = 0.0f;
     PageRef* table = nullptr; // [heads][table_stride]
     int32_t table_stride = 0;
-    uint32_t* pool_used = nullptr; // units, grows on the device
-    uint32_t pool_units = 0;
-    uint32_t* exhausted = nullptr; // becomes 1 when a page found no room; that page is not written
+    uint32_t *pool_used = nullptr, pool_units = 0; // units; used grows on the device
+    uint32_t* exhausted = nullptr;                 // becomes 1 when a page found no room; that page is not written
 };
 Status encode_mix(const MixCall& call, Stream stream);
 
@@ -220,9 +206,8 @@ struct RestoreCall {
     ElementType type = ElementType::bf16;
     std::vector<uint8_t> widths; // tiered pages with a map whose ladders differ: as in AttentionShape
 };
-// Pages of any store but raw to rows of 128 tokens, channels in model order (without a map: in ladder order). Values
-// are those of the CPU's decoder, then rounded to `type`. ladder: of tiered pages, unless `widths` says how to read
-// theirs.
+// Pages of any store but raw ones and planes to rows of 128 tokens, channels in model order (without a map: in ladder
+// order): the values of the CPU's decoder, rounded to `type`. ladder: of tiered pages, unless `widths` says theirs.
 Status restore(const StoreSpec& spec, Side side, int32_t dim, const RestoreCall& call, Stream stream,
                const Ladder& ladder = {});
 
@@ -257,8 +242,8 @@ struct QueryCall {
     float* sums = nullptr;                                        // [slots * kv_heads][D] of |q|
     int32_t* counts = nullptr;                                    // [slots * kv_heads]
 };
-// Adds the queries of the new rows to the statistics, in the order of the CPU (row, then head): equal to the bit.
-// Before the pages are sealed that these rows complete.
+// Adds the new rows' queries to the statistics, in the CPU's order (row, then head): equal to the bit. Before the pages
+// are sealed that these rows complete.
 Status add_queries(const QueryCall& call, Stream stream);
 
 } // namespace kvmosaic::device

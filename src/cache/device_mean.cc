@@ -96,9 +96,7 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
             turns.push_back(pair < 0 ? 0.0f : turn[size_t(pairs + pair)]);
         }
     }
-    const void* at = nullptr;
-    if (Status bad = put(channels, &at); !bad) return bad;
-    mean.channels = static_cast<const uint32_t*>(at);
+    if (Status bad = put(channels, &mean.channels); !bad) return bad;
     if (Status bad = put(features, &mean.features); !bad) return bad;
     if (Status bad = put(slowly, &mean.slow); !bad) return bad;
     if (Status bad = put(turns, &mean.turns); !bad) return bad;

@@ -7,6 +7,7 @@
 #include "kernels/cuda/depth.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/planes.cuh"
+#include "kernels/cuda/planes_values.cuh"
 #include "kernels/cuda/score_tiers.cuh"
 
 namespace kvmosaic::cuda {
