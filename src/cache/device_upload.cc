@@ -118,7 +118,7 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
     const Cache::Impl& source = *from.impl_;
     if (Status bad = im.check_slot(slot); !bad) return bad;
     const Sequence* seq = source.find(id);
-    if (!seq) return refuse(StatusCode::invalid_argument, "there is no sequence " + std::to_string(id));
+    if (!seq) return refuse(StatusCode::not_found, "there is no sequence " + std::to_string(id));
     if (seq->rows() > im.options.max_rows)
         return refuse(StatusCode::out_of_capacity, "sequence " + std::to_string(id) + " has " +
                                                        std::to_string(seq->rows()) + " rows, max_rows is " +

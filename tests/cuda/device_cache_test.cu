@@ -26,14 +26,14 @@ Text halves(const ModelShape& shape, int64_t rows, uint32_t seed) {
 }
 
 struct Pair { // the same sequences on both sides
-    ModelShape shape = test::one_layer(kHeads, kKvHeads, kDim, 0, kLayers);
+    ModelShape shape;
     std::unique_ptr<Cache> cache;
     std::unique_ptr<device::DeviceCache> moved;
     std::vector<Text> texts;
     std::vector<int64_t> rows;
 
-    Pair(const std::string& spec, const std::vector<int64_t>& lengths, int64_t most, double bits = 0.0)
-        : rows(lengths) {
+    Pair(const std::string& spec, const std::vector<int64_t>& lengths, int64_t most, double bits = 0.0, int dim = kDim)
+        : shape(test::one_layer(kHeads, kKvHeads, dim, 0, kLayers)), rows(lengths) {
         cache = test::make(shape, spec);
         auto made =
             device::DeviceCache::create(shape, cache->method().spec(), {int32_t(lengths.size()), most, bits, 1});
@@ -188,62 +188,64 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
 TEST(CudaDeviceCache, WhatWasMovedIsAttended) {
     KVMOSAIC_NEEDS_GPU();
     int served = 0;
-    for (const char* spec :
-         {"kivi:bits=2,group=128", "mixkvq:group=128", "pnmix", "kitty:group=128", "innerq", "innerq:variant=small",
-          "innerq:variant=hybrid", "innerq:variant=hybrid,asym=4level", "innerq:front=0,keep=0", "turboquant:skip=0",
-          "turboquant:skip=0,k=3,v=3", "mosaic:k=2,v=2", "mosaic", "mosaic:k=3.5,v=4", "mosaic:k=2,v=2,keep=64",
-          "mosaic:k=2,v=2,mean=0", "mosaic:k=2,v=2,hadamard=0", "mosaic:k=1.5,v=2", "mosaic:k=4.5,v=4"}) {
-        const std::vector<int64_t> lengths = {5, 131, 388, 700};
-        Pair pair(spec, lengths, 700);
-        const auto shape = pair.moved->attention(0);
-        ASSERT_TRUE(shape.ok()) << spec << ": " << shape.status().message();
-        auto attention = device::Attention::create(*shape);
-        if (!attention.ok()) { // of this build's set
-            EXPECT_NE(std::string::npos, attention.status().message().find("no fused kernel")) << spec;
-            continue;
-        }
-        ++served;
-        const int32_t sequences = int32_t(lengths.size());
-        const size_t q_row = size_t(sequences) * kHeads * kDim;
-        std::vector<uint16_t> hq(q_row);
-        for (SeqId s = 0; s < sequences; ++s) {
-            ASSERT_TRUE(pair.moved->upload(s, *pair.cache, s).ok());
-            for (int i = 0; i < kHeads * kDim; ++i)
-                hq[size_t(s * kHeads * kDim + i)] =
-                    f32_to_f16_sat(pair.texts[size_t(s)].q.at(lengths[size_t(s)] - 1, 0)[i]);
-        }
-        DeviceArray<uint16_t> q(hq), q_packed(q_row);
-        DeviceArray<float> out(q_row);
-        ASSERT_TRUE((*attention)->plan(pair.moved->states(0), sequences, nullptr).ok());
-        for (int32_t l = 0; l < kLayers; ++l) {
-            q_packed.poison(), out.poison();
-            device::AttendCall attend;
-            attend.memory = pair.moved->layer(l), attend.q = q.data, attend.out = out.data;
-            attend.q_type = device::ElementType::f16, attend.out_type = device::ElementType::f32;
-            attend.scale = test::default_scale(pair.shape.layers[0]);
-            attend.mean = pair.moved->key_mean(l);
-            if (shape->key_basis) {
-                device::BasisCall basis;
-                basis.basis = *pair.moved->key_basis(l);
-                basis.states = pair.moved->states(0), basis.sequences = sequences, basis.heads = kHeads;
-                basis.kv_heads = kKvHeads, basis.dim = kDim, basis.q = q.data, basis.out = q_packed.data;
-                basis.type = device::ElementType::f16;
-                const Status turned = device::to_key_basis(basis, nullptr);
-                ASSERT_TRUE(turned.ok()) << turned.message();
-                attend.q_packed = q_packed.data;
+    for (const int dim : {128, 64})
+        for (const char* spec :
+             {"kivi:bits=2,group=128", "mixkvq:group=128", "pnmix", "kitty:group=128", "innerq", "innerq:variant=small",
+              "innerq:variant=hybrid", "innerq:variant=hybrid,asym=4level", "innerq:front=0,keep=0",
+              "turboquant:skip=0", "turboquant:skip=0,k=3,v=3", "mosaic:k=2,v=2", "mosaic", "mosaic:k=3.5,v=4",
+              "mosaic:k=2,v=2,keep=64", "mosaic:k=2,v=2,mean=0", "mosaic:k=2,v=2,hadamard=0", "mosaic:k=1.5,v=2",
+              "mosaic:k=4.5,v=4"}) {
+            const std::vector<int64_t> lengths = {5, 131, 388, 700};
+            Pair pair(spec, lengths, 700, 0.0, dim);
+            const auto shape = pair.moved->attention(0);
+            ASSERT_TRUE(shape.ok()) << spec << ": " << shape.status().message();
+            auto attention = device::Attention::create(*shape);
+            if (!attention.ok()) { // of this build's set
+                EXPECT_NE(std::string::npos, attention.status().message().find("no fused kernel")) << spec;
+                continue;
             }
-            const Status attended = (*attention)->attend(attend, nullptr);
-            ASSERT_TRUE(attended.ok()) << spec << ": " << attended.message();
-            KVMOSAIC_CUDA_CHECK(cudaDeviceSynchronize());
-            const std::vector<float> got = out.to_host();
+            ++served;
+            const int32_t sequences = int32_t(lengths.size());
+            const size_t q_row = size_t(sequences) * kHeads * dim;
+            std::vector<uint16_t> hq(q_row);
             for (SeqId s = 0; s < sequences; ++s) {
-                const int64_t n = lengths[size_t(s)];
-                const std::vector<double> want = test::expected(*pair.cache, pair.texts[size_t(s)], n - 1, 0, n, s);
-                EXPECT_LT(test::l2_error_of(got.data() + size_t(s) * kHeads * kDim, want), 2e-3)
-                    << spec << ", layer " << l << ", " << n << " rows";
+                ASSERT_TRUE(pair.moved->upload(s, *pair.cache, s).ok());
+                for (int i = 0; i < kHeads * dim; ++i)
+                    hq[size_t(s * kHeads * dim + i)] =
+                        f32_to_f16_sat(pair.texts[size_t(s)].q.at(lengths[size_t(s)] - 1, 0)[i]);
+            }
+            DeviceArray<uint16_t> q(hq), q_packed(q_row);
+            DeviceArray<float> out(q_row);
+            ASSERT_TRUE((*attention)->plan(pair.moved->states(0), sequences, nullptr).ok());
+            for (int32_t l = 0; l < kLayers; ++l) {
+                q_packed.poison(), out.poison();
+                device::AttendCall attend;
+                attend.memory = pair.moved->layer(l), attend.q = q.data, attend.out = out.data;
+                attend.q_type = device::ElementType::f16, attend.out_type = device::ElementType::f32;
+                attend.scale = test::default_scale(pair.shape.layers[0]);
+                attend.mean = pair.moved->key_mean(l);
+                if (shape->key_basis) {
+                    device::BasisCall basis;
+                    basis.basis = *pair.moved->key_basis(l);
+                    basis.states = pair.moved->states(0), basis.sequences = sequences, basis.heads = kHeads;
+                    basis.kv_heads = kKvHeads, basis.dim = dim, basis.q = q.data, basis.out = q_packed.data;
+                    basis.type = device::ElementType::f16;
+                    const Status turned = device::to_key_basis(basis, nullptr);
+                    ASSERT_TRUE(turned.ok()) << turned.message();
+                    attend.q_packed = q_packed.data;
+                }
+                const Status attended = (*attention)->attend(attend, nullptr);
+                ASSERT_TRUE(attended.ok()) << spec << ": " << attended.message();
+                KVMOSAIC_CUDA_CHECK(cudaDeviceSynchronize());
+                const std::vector<float> got = out.to_host();
+                for (SeqId s = 0; s < sequences; ++s) {
+                    const int64_t n = lengths[size_t(s)];
+                    const std::vector<double> want = test::expected(*pair.cache, pair.texts[size_t(s)], n - 1, 0, n, s);
+                    EXPECT_LT(test::l2_error_of(got.data() + size_t(s) * kHeads * dim, want), 2e-3)
+                        << spec << ", D " << dim << ", layer " << l << ", " << n << " rows";
+                }
             }
         }
-    }
     EXPECT_GE(served, 10); // of the smoke set
 }
 
