@@ -73,7 +73,8 @@ public:
     // caller. Refuses by name what no kernel could read: see key_basis; values in a basis of their own.
     Result<AttentionShape> attention(int32_t layer, int32_t rows = 1) const;
     // The basis of the layer's packed keys, for `to_key_basis`; of an empty slot it means nothing. Refuses by name what
-    // queries cannot be brought to there: keys without their rotation or mean, joined heads, shifts.
+    // queries cannot be brought to: keys without their rotation, joined heads, shifts; and as long as a slot holds it,
+    // a sequence that kernels would misread (keys about a mean behind a context shift). Ask again after an upload.
     Result<KeyBasis> key_basis(int32_t layer) const;
     // Of keys that were packed about a mean, for AttendCall; else without a mean.
     KeyMean key_mean(int32_t layer) const;

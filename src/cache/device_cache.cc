@@ -368,6 +368,15 @@ Result<AttentionShape> DeviceCache::attention(int32_t layer, int32_t rows) const
 Result<KeyBasis> DeviceCache::key_basis(int32_t layer) const {
     const SideStore& s = impl_->side(layer, Side::key);
     if (s.no_basis) return refuse(StatusCode::unsupported, place(layer, Side::key) + s.no_basis);
+    for (size_t i = 0; i < impl_->slots.size(); ++i) {
+        const Slot& slot = impl_->slots[i];
+        const char* why = s.means && slot.shifted                        ? "its rows are not at positions 0, 1, ..."
+                          : s.varies && !s.store.page_map && slot.uneven ? "its heads have ladders of their own"
+                                                                         : nullptr;
+        if (why)
+            return refuse(StatusCode::unsupported,
+                          place(layer, Side::key) + "slot " + std::to_string(i) + " cannot be attended: " + why);
+    }
     return s.basis;
 }
 KeyMean DeviceCache::key_mean(int32_t layer) const { return impl_->side(layer, Side::key).mean; }

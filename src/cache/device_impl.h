@@ -56,6 +56,8 @@ struct Slot {
     std::vector<int32_t> positions;
     std::vector<uint8_t> decided;                      // section of a state
     bool undecided = false;                            // something is decided once a sequence, and was not yet
+    bool shifted = false;                              // its rows are not at positions 0, 1, ...
+    bool uneven = false;                               // heads without maps have other ladders than the plan
     std::vector<int64_t> counts;                       // [side_count] of queries
     std::vector<Ladder> ladder;                        // [side_count] of tiered pages without a map
     std::vector<std::vector<const PageLayout*>> pages; // [side_count] pages that vary

@@ -155,6 +155,7 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
     Slot next;
     next.taken = true;
     next.positions = seq->positions;
+    next.shifted = !counts_up(next.positions);
     next.counts.resize(size_t(host.side_count));
     next.ladder.resize(size_t(host.side_count));
     next.pages.resize(size_t(host.side_count));
@@ -168,9 +169,8 @@ Status DeviceCache::upload(int32_t slot, const Cache& from, SeqId id) {
         next.undecided |= host.method->freezes(which) && s.packs && !held.decided;
         if (!s.packs) return;
         next.ladder[size_t(index)] = source.plan_of(held, index).ladder;
-        if (s.means && !counts_up(next.positions)) s.no_basis = "the rows of a sequence are not at positions 0, 1, ...";
-        if (s.varies && !s.store.page_map && !(next.ladder[size_t(index)] == host.plans[size_t(index)].ladder))
-            s.no_basis = "its heads have ladders of their own";
+        next.uneven |=
+            s.varies && !s.store.page_map && !(next.ladder[size_t(index)] == host.plans[size_t(index)].ladder);
         Impl::Moved& to = moved[size_t(layer) * 2 + size_t(which)];
         const int64_t packed = seq->packed[Cache::Impl::packed_index(layer, which)];
         const auto count = size_t((packed + kPageTokens - 1) / kPageTokens);
