@@ -123,7 +123,8 @@ Result<std::string> draw_svg(const std::string& name, int width, int height, con
     std::string svg = text->substr(begin, end + 6 - begin);
     for (const char* mark : {" id='", " id=\"", "href='#", "href=\"#", "url(#"})
         svg = with(std::move(svg), mark, fmt::format("{}{}-", mark, name));
-    return svg;
+    // Cells of a heat map are numbers: browsers would blend neighbours.
+    return with(std::move(svg), "<image ", "<image style='image-rendering:pixelated' ");
 }
 
 } // namespace kvmosaic::eval
