@@ -62,6 +62,7 @@ Status DeviceCache::Impl::write_basis(int32_t layer, int32_t slot, const Sequenc
         }
         return memory->copy_in(s.means + size_t(slot) * means.size(), means.data(), means.size() * sizeof(uint32_t));
     }
+    if (!s.factor && !s.order) return {};
     std::vector<float> factor(heads * dim, 1.0f);
     std::vector<uint16_t> order(heads * dim);
     for (size_t h = 0; h < heads; ++h) {
