@@ -46,8 +46,8 @@ eval::SolverOptions Problems::options(const TuneOptions& o, int32_t first, int32
     eval::SolverOptions out;
     out.solved.assign(train.items.begin(), train.items.begin() + o.shots);
     out.problems.assign(all.items.begin() + first, all.items.begin() + first + count);
-    out.name = count == 1 ? fmt::format("problem {}", first + 1)
-                          : fmt::format("problems {} to {}", first + 1, first + count);
+    out.name =
+        count == 1 ? fmt::format("problem {}", first + 1) : fmt::format("problems {} to {}", first + 1, first + count);
     out.id = fmt::format("{}:{}:{}:{}:{}:{}", all.sha256, train.sha256, first, count, o.shots, o.max_tokens);
     out.max_tokens = o.max_tokens, out.batch = o.batch, out.threads = o.common.threads;
     return out;
