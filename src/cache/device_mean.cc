@@ -37,7 +37,7 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
         s.no_basis = "keys lie about a mean, and not all of their channels turn";
     else if (steps_for(fast) > s.dim / 64 + 1)
         s.no_basis = "keys lie about a mean that turns faster than the kernels' tables";
-    else if (in_planes(s.store.rule) == false)
+    else if (!in_planes(s.store.rule))
         s.no_basis = "keys are packed without their mean";
     if (s.no_basis) return {};
     const auto take_means = [&] {

@@ -247,6 +247,15 @@ Result<std::unique_ptr<Method>> open_edited(const std::string& spec, const std::
     return std::unique_ptr<Method>(new PlanEdit(std::move(*method), what, std::move(edit)));
 }
 
+Result<std::unique_ptr<Cache>> open_segment(const std::string& spec, Segment segment, const BenchShape& shape,
+                                            int32_t layers) {
+    auto method = segment == Segment::packed
+                      ? open_edited(spec, "pages only", [](Side, SidePlan* plan) { only_pages(plan); })
+                      : open_method(spec);
+    if (!method) return method.status();
+    return Cache::create(bench_model(shape, layers), std::move(*method), bench_cache_options(shape));
+}
+
 CacheOptions bench_cache_options(const BenchShape& shape) {
     CacheOptions options;
     options.accuracy = shape.accuracy;
@@ -297,11 +306,7 @@ Status begin_rows(Cache& cache, SeqId sequence, int64_t first, int64_t count) {
 Result<std::unique_ptr<BenchSubject>> CpuDevice::cache(const std::string& spec, Segment segment) {
     const Result<int32_t> layers = layers_for(spec, shape_, segment);
     if (!layers) return layers.status();
-    auto method = segment == Segment::packed
-                      ? open_edited(spec, "pages only", [](Side, SidePlan* plan) { only_pages(plan); })
-                      : open_method(spec);
-    if (!method) return method.status();
-    auto made = Cache::create(bench_model(shape_, *layers), std::move(*method), bench_cache_options(shape_));
+    auto made = open_segment(spec, segment, shape_, *layers);
     if (!made) return made.status();
     auto subject = std::make_unique<CacheSubject>(shape_, data_, pool_, std::move(*made));
     subject->row.spec = spec;

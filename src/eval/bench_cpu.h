@@ -61,6 +61,8 @@ private:
 // Every window taken away: whole pages, and nothing else where the context is a multiple of them. What a method decides
 // once a sequence still waits for its first page.
 void only_pages(SidePlan* plan);
+Result<std::unique_ptr<Cache>> open_segment(const std::string& spec, Segment segment, const BenchShape& shape,
+                                            int32_t layers);
 Result<std::unique_ptr<Method>> open_edited(const std::string& spec, const std::string& what, PlanEdit::Edit edit);
 
 // The one place where a benchmark's caches get their options.

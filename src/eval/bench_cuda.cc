@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cache/state_page.h"
 #include "eval/bench_cpu.h"
 #include "kvmosaic/device_cache.h"
 
@@ -25,8 +26,6 @@ Status failed(const char* what, cudaError_t error) {
     return {error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::unsupported,
             fmt::format("{}: {}", what, cudaGetErrorString(error))};
 }
-
-uint16_t bf16(float x) { return f32_to_bf16(x); }
 
 struct DeviceBytes {
     void* at = nullptr;
@@ -101,7 +100,7 @@ public:
         q_ = data.queries(int64_t(shape_.batch) * shape_.query_rows, kQuerySeed);
         std::vector<uint16_t> narrow(q_.size());
         for (size_t i = 0; i < q_.size(); ++i) {
-            narrow[i] = bf16(q_[i]);
+            narrow[i] = f32_to_bf16(q_[i]);
             q_[i] = bf16_to_f32(narrow[i]); // what the GPU is given
         }
         if (Status bad = device_q_.take(q_.size() * 2); !bad) return bad;
@@ -147,27 +146,14 @@ private:
     int64_t bytes_to_read(uint32_t* largest) const {
         int64_t bytes = 0;
         uint32_t most = 0;
-        const auto size_of = [&](const PageView& page, const StoreSpec& store, Side side) {
-            Ladder ladder;
-            for (int t = 0; t < page.layout->tier_count; ++t)
-                ladder.push(page.layout->tiers[size_t(t)].bits, page.layout->tiers[size_t(t)].live);
-            if (page.layout->raw_depth > 0) {
-                Ladder whole;
-                whole.push(16, page.layout->raw_depth);
-                for (int t = 0; t < ladder.count; ++t)
-                    whole.push(ladder.tiers[size_t(t)].bits, ladder.tiers[size_t(t)].channels);
-                ladder = whole;
-            }
-            if (page.layout->zero_bits > 0) ladder.push(0, page.layout->zero_bits);
-            return device::page_bytes(store, side, shape_.head_dim, ladder);
-        };
         for (const int32_t layer : layers_)
             for (SeqId seq = 0; seq < shape_.batch; ++seq)
                 for (int32_t head = 0; head < shape_.kv_heads; ++head)
                     for (const Side side : {Side::key, Side::value}) {
                         const StoreSpec& store = cache_->plan(seq, layer, head, side).store;
                         for (int64_t i = 0; i < cache_->pages(seq, layer, side); ++i) {
-                            const uint32_t n = size_of(cache_->page(seq, layer, head, side, i), store, side);
+                            const Ladder ladder = state::ladder_of(*cache_->page(seq, layer, head, side, i).layout);
+                            const uint32_t n = device::page_bytes(store, side, shape_.head_dim, ladder);
                             bytes += n;
                             if (side == Side::key) most = std::max(most, n);
                         }
@@ -226,23 +212,14 @@ public:
                                                                spec));
         const Result<int32_t> count = layers_for(spec, shape_, segment);
         if (!count) return count.status();
-        const ModelShape model = bench_model(shape_, *count);
-        std::unique_ptr<Cache> made[2]; // one that is filled, one for the device to be like
-        for (auto& cache : made) {
-            auto method = segment == Segment::packed
-                              ? open_edited(spec, "pages only", [](Side, SidePlan* plan) { only_pages(plan); })
-                              : open_method(spec);
-            if (!method) return method.status();
-            auto opened = Cache::create(model, std::move(*method), bench_cache_options(shape_));
-            if (!opened) return opened.status();
-            cache = std::move(*opened);
-        }
-        std::vector<int32_t> layers = packing_layers(made[0]->method(), *count, shape_);
-        auto subject = std::make_unique<CudaSubject>(shape_, pool_, std::move(made[0]), std::move(layers));
+        auto filled = open_segment(spec, segment, shape_, *count), like = open_segment(spec, segment, shape_, *count);
+        if (!filled || !like) return filled ? like.status() : filled.status();
+        std::vector<int32_t> layers = packing_layers((*filled)->method(), *count, shape_);
+        auto subject = std::make_unique<CudaSubject>(shape_, pool_, std::move(*filled), std::move(layers));
         subject->row.spec = spec;
         subject->row.segment = name_of(segment);
         subject->row.device = name_;
-        if (Status bad = subject->prepare(data_, std::move(made[1]), pool_.threads()); !bad)
+        if (Status bad = subject->prepare(data_, std::move(*like), pool_.threads()); !bad)
             return Status(bad.code(), fmt::format("{}: {}", spec, bad.message()));
         return std::unique_ptr<BenchSubject>(std::move(subject));
     }

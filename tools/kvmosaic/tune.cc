@@ -14,6 +14,20 @@ namespace kvmosaic::tool {
 
 using nlohmann::ordered_json;
 
+void measure_again(eval::Study* study, const std::vector<size_t>& trials, const std::string& id, const char* what,
+                   const std::function<eval::Measured(const eval::Trial&, const eval::Progress&)>& measure) {
+    ProgressBar bar;
+    for (size_t i = 0; i < trials.size(); ++i) {
+        eval::Trial& trial = study->trials[trials[i]];
+        if (trial.on(id)) continue;
+        trial.elsewhere.push_back(measure(trial, [&](const std::string& part, double share) {
+            bar.show(fmt::format("{}, setting {} of {}, {}", what, i + 1, trials.size(), part),
+                     (double(i) + share) / double(trials.size()));
+        }));
+        check(study->save());
+    }
+}
+
 namespace {
 
 constexpr int64_t kContext = 32768;
@@ -108,17 +122,10 @@ eval::Elsewhere measure_elsewhere(const TuneOptions& o, const eval::TunedMethod&
     eval::TrialSpecs specs(method, take(eval::shape_of(prepared.model)));
     std::vector<size_t> wanted = result.front;
     wanted.insert(wanted.end(), result.defaults.begin(), result.defaults.end());
-    ProgressBar bar;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-        eval::Trial& trial = study->trials[wanted[i]];
-        if (trial.on(measurer.id())) continue;
-        const auto progress = [&](const std::string& what, double share) {
-            bar.show(fmt::format("holdout, setting {} of {}, {}", i + 1, wanted.size(), what),
-                     (double(i) + share) / double(wanted.size()));
-        };
-        trial.elsewhere.push_back(take(measurer.measure(take(specs.spec(trial)), progress)));
-        check(study->save());
-    }
+    measure_again(study, wanted, measurer.id(), "holdout",
+                  [&](const eval::Trial& trial, const eval::Progress& progress) {
+                      return take(measurer.measure(take(specs.spec(trial)), progress));
+                  });
     return {measurer.id(), text.name, text.sha256, text.windows};
 }
 

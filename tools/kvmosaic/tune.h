@@ -2,6 +2,7 @@
 // (tune_problems.cc); Optuna and the server it drives (tune_optuna.cc).
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,10 @@ void add_objective(CLI::App* verb, TuneOptions* o);
 // Options that belong to one objective are not passed over in silence under the other.
 void check_objective(const TuneOptions& o, const CLI::App& verb);
 Problems read_problems(const TuneOptions& o);
+// Trials again, on what the search did not see: those that have no result of this id yet, each kept at once. what: for
+// the progress bar.
+void measure_again(eval::Study* study, const std::vector<size_t>& trials, const std::string& id, const char* what,
+                   const std::function<eval::Measured(const eval::Trial&, const eval::Progress&)>& measure);
 // Front, defaults and the f16 cache again, on the problems that the search did not see.
 eval::Elsewhere solve_elsewhere(const TuneOptions& o, const eval::TunedMethod& method, const Prepared& prepared,
                                 const Problems& problems, const eval::TuneResult& result, eval::Study* study);

@@ -77,21 +77,14 @@ eval::Elsewhere solve_elsewhere(const TuneOptions& o, const eval::TunedMethod& m
     wanted.insert(wanted.end(), result.defaults.begin(), result.defaults.end());
     for (size_t i = 0; i < study->trials.size(); ++i)
         if (study->trials[i].label == eval::kReferenceLabel) wanted.push_back(i);
-    ProgressBar bar;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-        eval::Trial& trial = study->trials[wanted[i]];
-        if (trial.on(solver.id())) continue;
-        const auto progress = [&](const std::string& what, double share) {
-            bar.show(fmt::format("other problems, setting {} of {}, {}", i + 1, wanted.size(), what),
-                     (double(i) + share) / double(wanted.size()));
-        };
-        eval::Measured measured;
-        measured.text = solver.id();
-        measured.bits = trial.search.bits;
-        measured.right = take(solver.solve(take(specs.spec(trial)), progress));
-        trial.elsewhere.push_back(std::move(measured));
-        check(study->save());
-    }
+    measure_again(study, wanted, solver.id(), "other problems",
+                  [&](const eval::Trial& trial, const eval::Progress& progress) {
+                      eval::Measured measured;
+                      measured.text = solver.id();
+                      measured.bits = trial.search.bits;
+                      measured.right = take(solver.solve(take(specs.spec(trial)), progress));
+                      return measured;
+                  });
     return {solver.id(), wish.name, problems.all.sha256, 0, problems.searched, problems.unseen};
 }
 

@@ -80,6 +80,15 @@ struct KeyBook {
         }
     }
 
+    // Operands of the four tiles of a quad. [register][tile]
+    template <class Words>
+    __device__ static __forceinline__ void operands(const AttendParams& params, const Words& words, int step, int quad,
+                                                    int lane, uint32_t (&a)[4][4]) {
+        const uint4 w = nibbles(words, step, quad, lane);
+        look_up_tiles<BITS>(params.book, w.x, a[0]), look_up_tiles<BITS>(params.book, w.y, a[1]);
+        look_up_tiles<BITS>(params.book, w.z, a[2]), look_up_tiles<BITS>(params.book, w.w, a[3]);
+    }
+
     template <int NT>
     __device__ static void score(const AttendParams& params, uint32_t page, uint32_t, uint32_t q, int lane,
                                  const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
@@ -93,10 +102,8 @@ struct KeyBook {
             for (int e = 0; e < 2; ++e)
 #pragma unroll
                 for (int quad = 0; quad < 2; ++quad) {
-                    const uint4 w = nibbles(words, 2 * p + e, quad, lane);
-                    uint32_t a[4][4];
-                    look_up_tiles<BITS>(params.book, w.x, a[0]), look_up_tiles<BITS>(params.book, w.y, a[1]);
-                    look_up_tiles<BITS>(params.book, w.z, a[2]), look_up_tiles<BITS>(params.book, w.w, a[3]);
+                    uint32_t a[4][4]; // [register][tile]
+                    operands(params, words, 2 * p + e, quad, lane, a);
 #pragma unroll
                     for (int f = 0; f < 4; ++f)
 #pragma unroll
@@ -138,10 +145,8 @@ struct KeyBook {
             load_q_pair<NT>(qs[0], qs[1], q_row + uint32_t(p * 32 * 16 * NT));
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                const uint4 w = nibbles(words, 2 * p + e, quad, lane);
-                uint32_t a[4][4];
-                look_up_tiles<BITS>(params.book, w.x, a[0]), look_up_tiles<BITS>(params.book, w.y, a[1]);
-                look_up_tiles<BITS>(params.book, w.z, a[2]), look_up_tiles<BITS>(params.book, w.w, a[3]);
+                uint32_t a[4][4]; // [register][tile]
+                operands(params, words, 2 * p + e, quad, lane, a);
 #pragma unroll
                 for (int j = 0; j < 2; ++j)
 #pragma unroll

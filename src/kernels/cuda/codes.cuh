@@ -48,6 +48,17 @@ struct GlobalWords {
     }
 };
 
+template <int TILES, int NT>
+__device__ __forceinline__ void clear(float (&x)[TILES][NT][4]) {
+#pragma unroll
+    for (int j = 0; j < TILES; ++j)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                x[j][n][i] = 0.0f;
+}
+
 // What sums begin with: nothing, or a number for each column, given for field position 0.
 struct FromZero {};
 template <int NT>

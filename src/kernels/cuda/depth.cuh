@@ -95,13 +95,7 @@ struct KeyDepth {
                                  const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         const SharedWords words{page};
         const uint32_t q_row = q + uint32_t(gather_place(lane) * 16 * NT), at = uint32_t(lane >> 2) * 16;
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-            for (int n = 0; n < NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    x[j][n][i] = 0.0f;
+        cuda::clear(x);
 #pragma unroll kUnroll
         for (int k = 0; k < GROUPS; ++k) {
             uint32_t qe[kPairs][NT][2], qo[kPairs][NT][2];

@@ -32,7 +32,7 @@ Status served(const StoreSpec& spec, Side side, int32_t dim) {
     if (Status s = validate(spec, side, dim); !s) return s;
     if (in_planes(spec.rule))
         return Status(StatusCode::unsupported,
-                      std::string(name_of(side)) + " side: pages in planes are not on the GPU");
+                      std::string(name_of(side)) + " side: pages in planes are encoded and restored on the CPU");
     return Status();
 }
 

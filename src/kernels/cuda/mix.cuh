@@ -17,13 +17,7 @@ struct MixState {
     float o[D / 16][NT][4];
     ZeroSums<NT> zero; // row < 7: p * offset; row 7: sum of p
     __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int j = 0; j < D / 16; ++j)
-#pragma unroll
-            for (int n = 0; n < NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    o[j][n][i] = 0.0f;
+        cuda::clear(o);
         zero.clear();
     }
     __device__ __forceinline__ void rescale(int n, float f0, float f1) {

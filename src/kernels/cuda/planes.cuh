@@ -312,11 +312,7 @@ struct KeyPlanes {
         const SharedWords words{page};
         const Sizes s = sizes(words.get(units * kUnit - kUnit));
         prepare(words, s, spot, lane);
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                x[j][0][i] = 0.0f;
+        cuda::clear(x);
         if (p.mean.mean) {
             add_mean<8>(p, spot, lane, 0, x);
 #pragma unroll

@@ -172,13 +172,7 @@ struct KeyTiers {
     __device__ static void score(const AttendParams& params, uint32_t page, uint32_t tiers, uint32_t q, int lane,
                                  const Columns<NT>& col, float (&x)[8][NT][4], const KeySpot&) {
         constexpr int kWidth[] = {WIDTHS...};
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-#pragma unroll
-            for (int n = 0; n < NT; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    x[j][n][i] = 0.0f;
+        cuda::clear(x);
         ZeroSums<NT> zero;
         zero.clear();
         sums<8, NT>(params, SharedWords{page}, page, sizes(tiers), q, lane, 0, x, zero);

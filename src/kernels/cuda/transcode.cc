@@ -216,13 +216,14 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         return;
     }
     const DevicePage dev = device_page(page);
+    const auto move = [&](uint32_t host, uint32_t device, const Field& f) {
+        to[device] = uint8_t(to[device] | ((from[host] >> (f.shifts >> 4)) & f.mask) << (f.shifts & 15));
+    };
     if (dev.planes) {
         std::memcpy(to, from, page.bytes);
         if (has_quads(page)) {
             std::memset(to, 0, page.scale_offset);
-            for_each_plane_field(page, [&](uint32_t host, uint32_t device, const Field& f) {
-                to[device] = uint8_t(to[device] | ((from[host] >> (f.shifts >> 4)) & f.mask) << (f.shifts & 15));
-            });
+            for_each_plane_field(page, move);
         }
         if (page.side == Side::key) put_ladder(page, to + dev.ladder_offset);
         return;
@@ -233,9 +234,7 @@ void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
             to[device] = uint8_t(to[device] | from[host] / power % 3 << shift);
         });
     } else {
-        for_each_field(page, dev, [&](uint32_t host, uint32_t device, const Field& f) {
-            to[device] = uint8_t(to[device] | ((from[host] >> (f.shifts >> 4)) & f.mask) << (f.shifts & 15));
-        });
+        for_each_field(page, dev, move);
     }
     for_each_element(page, dev,
                      [&](uint32_t host, uint32_t device, uint32_t n) { std::memcpy(to + device, from + host, n); });
@@ -247,13 +246,14 @@ void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
         return;
     }
     const DevicePage dev = device_page(page);
+    const auto move = [&](uint32_t host, uint32_t device, const Field& f) {
+        to[host] = uint8_t(to[host] | ((from[device] >> (f.shifts & 15)) & f.mask) << (f.shifts >> 4));
+    };
     if (dev.planes) {
         std::memcpy(to, from, page.bytes);
         if (has_quads(page)) {
             std::memset(to, 0, page.scale_offset);
-            for_each_plane_field(page, [&](uint32_t host, uint32_t device, const Field& f) {
-                to[host] = uint8_t(to[host] | ((from[device] >> (f.shifts & 15)) & f.mask) << (f.shifts >> 4));
-            });
+            for_each_plane_field(page, move);
         }
         return;
     }
@@ -263,9 +263,7 @@ void to_host_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
             to[host] = uint8_t(to[host] + (from[device] >> shift & 3) * power);
         });
     } else {
-        for_each_field(page, dev, [&](uint32_t host, uint32_t device, const Field& f) {
-            to[host] = uint8_t(to[host] | ((from[device] >> (f.shifts & 15)) & f.mask) << (f.shifts >> 4));
-        });
+        for_each_field(page, dev, move);
     }
     for_each_element(page, dev,
                      [&](uint32_t host, uint32_t device, uint32_t n) { std::memcpy(to + host, from + device, n); });
