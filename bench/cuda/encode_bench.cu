@@ -121,6 +121,48 @@ struct PageJobs {
     }
 };
 
+// mosaic's pages: keys about a mean that turns, planned and searched; values rotated and fitted.
+void planes_bench(const uint32_t* rows, int pages, int dim, const Options& options) {
+    const size_t bytes = size_t(pages) * 128 * size_t(dim) * 2;
+    const int pairs = dim / 2;
+    const auto turns = [&](int n, float step) {
+        std::vector<float> out;
+        for (int t = 0; t < n; ++t)
+            for (int i = 0; i < pairs; ++i) {
+                const float angle = float(t) * step * std::pow(1e4f, -float(i) / float(pairs));
+                out.push_back(std::cos(angle)), out.push_back(std::sin(angle));
+            }
+        return out;
+    };
+    std::vector<uint32_t> channels;
+    for (int i = 0; i < pairs; ++i)
+        channels.push_back(uint32_t(i) | uint32_t(i + pairs) << 16);
+    DeviceArray<float> far(turns(pages, 128.0f)), near(turns(128, 1.0f));
+    DeviceArray<uint32_t> device_channels(channels), mean(std::vector<uint32_t>(size_t(pairs), 0x38003C00u));
+    std::vector<float> sums(static_cast<size_t>(dim));
+    for (int c = 0; c < dim; ++c)
+        sums[size_t(c)] = 1000.0f * (0.05f + uniform(uint32_t(c), 3) * uniform(uint32_t(c), 4));
+    DeviceArray<float> query_sum(sums);
+    DeviceArray<int32_t> query_count(std::vector<int32_t>(1, 1000));
+    DeviceArray<PageRef> table(static_cast<size_t>(pages));
+    for (const int k : {2, 3}) {
+        const uint32_t most = uint32_t(dim * 16 * k + 4 * dim + 128);
+        PageJobs work(rows, pages, dim, (most + kUnit - 1) / kUnit * kUnit);
+        PlanesParams p;
+        p.pages = work.params;
+        p.pages.query_sum = query_sum.data, p.pages.query_count = query_count.data;
+        p.pages.table = table.data, p.pages.table_stride = pages;
+        p.mean.mean = mean.data, p.mean.turns = far.data, p.mean.near = near.data;
+        p.mean.channels = device_channels.data, p.mean.slots = pairs;
+        p.vectors = p.most_vectors = k * dim / 32;
+        time_encode("encode keys mosaic: k=" + std::to_string(k), pages, dim, int64_t(bytes), options,
+                    [&] { KVMOSAIC_CUDA_CHECK(launch_encode_planes(dim, p, nullptr)); });
+        p.bits = k, p.hadamard = true;
+        time_encode("encode values mosaic: v=" + std::to_string(k), pages, dim, int64_t(bytes), options,
+                    [&] { KVMOSAIC_CUDA_CHECK(launch_encode_fitted(dim, p, nullptr)); });
+    }
+}
+
 } // namespace
 
 void encode_bench(const Options& options) {
@@ -181,6 +223,7 @@ void encode_bench(const Options& options) {
         p.raw_above = 30.0f, p.mid_above = 4.0f, p.table = table.data, p.table_stride = pages;
         time_encode("encode keys mixkvq: score, tiers, codes", pages, kDim, int64_t(words) * 4, options,
                     [&] { KVMOSAIC_CUDA_CHECK(launch_encode_mix(p, nullptr)); });
+        planes_bench(rows.data, pages, kDim, options);
     }
     restore_bench(options);
     append_bench(options);

@@ -2,8 +2,7 @@
 // stream. Nothing synchronizes with the host or allocates after `create`: a CUDA graph of it serves growing sequences.
 //
 // Rows of a sequence: [0, front) raw for good | packed | recent, raw; keys and values end their packed rows at
-// different places. Packed rows lie in pages of 128 rows counted from `front`, in the GPU's byte order (docs/format.md,
-// 10).
+// different places. Packed rows lie in pages of 128 rows counted from `front`, in the GPU's order (format.md, 11).
 //
 // A decode step: advance (new row counts; what is due), plan (once for all layers), then for each layer append, seal
 // where the store is tiered, attend. Without KVMOSAIC_CUDA `devices` is empty and the rest returns `unsupported`.
@@ -42,11 +41,10 @@ struct PageRef {
 
 // State of a sequence; `advance` keeps it.
 struct SequenceState {
-    int32_t slot = 0;       // row of page tables and raw buffers
-    int32_t rows = 0;       // of the sequence, the step's rows included
-    int32_t front = 0;      // rows kept raw at the start, at most `rows`
-    int32_t key_packed = 0; // packed rows beyond the front
-    int32_t value_packed = 0;
+    int32_t slot = 0;                         // row of page tables and raw buffers
+    int32_t rows = 0;                         // of the sequence, the step's rows included
+    int32_t front = 0;                        // rows kept raw at the start, at most `rows`
+    int32_t key_packed = 0, value_packed = 0; // packed rows beyond the front
     int32_t stable_pages = 0; // pages complete before this step: they may be read before the previous kernel has ended
     int32_t key_before = 0;   // packed rows before this step: what lies between is due in it
     int32_t value_before = 0;
@@ -59,8 +57,7 @@ struct RawRows {
     int32_t capacity = 0; // a multiple of 32; of recent rows a multiple of 128
 };
 
-// One layer's keys or values.
-struct SideMemory {
+struct SideMemory { // one layer's keys or values
     uint8_t* pool = nullptr;
     PageRef* pages = nullptr; // [slot][kv_heads][table_stride]
     RawRows front, recent;
@@ -70,8 +67,6 @@ struct LayerMemory {
     int32_t table_stride = 0;           // pages of a (slot, KV head) in the tables
     ElementType raw = ElementType::f16; // f16 or bf16
 };
-
-// ---- sizes ----
 
 // Bytes of a page in the GPU's order, a multiple of kPageUnit.
 uint32_t page_bytes(const StoreSpec& spec, Side side, int32_t dim, const Ladder& ladder = {});
@@ -98,7 +93,7 @@ struct AttentionShape {
 // What keys of KeySpace::centred were packed without, and what products with it need; made by DeviceCache.
 struct KeyMean {
     const uint32_t* mean = nullptr; // device, [cache slots * kv_heads][slots] pairs of f16; null: packed as they are
-    const void *features = nullptr, *slow = nullptr, *turns = nullptr, *channels = nullptr; // device
+    const void *features = nullptr, *slow = nullptr, *turns = nullptr, *near = nullptr, *channels = nullptr; // device
     int32_t fast_steps = 0, slow_steps = 0, slots = 0;
 };
 
@@ -154,18 +149,18 @@ struct BasisCall {
 Status to_key_basis(const BasisCall& call, Stream stream);
 std::vector<std::string> attention_kernels(); // fused ones of this build
 
-// ---- encoding ----
+// ---- encoding and restoring ----
 
 // 128 raw rows of one KV head that become a page.
 struct EncodeJob {
-    int64_t row = 0;   // of the first row, in elements from `rows`
-    uint32_t unit = 0; // where the page goes; of encode_mix chosen by the kernel where `pool_used` is given
-    int32_t head = 0;  // row of EncodeCall::order; encode_mix: of query_sum and of the table
-    int32_t page = 0;  // encode_mix: page of the table
+    int64_t row = 0;   // of the first row, in elements from `rows`; a multiple of 8
+    uint32_t unit = 0; // where the page goes; of planned keys chosen by the kernel where `pool_used` is given
+    int32_t head = 0;  // row of EncodeCall::order; of planned pages that of query_sum, mean and table
+    int32_t page = 0;  // of the head, planned
 };
 struct EncodeCall {
-    const void* rows = nullptr; // finite
-    int64_t row_stride = 0;     // elements
+    const void* rows = nullptr; // finite; aligned to 16 bytes
+    int64_t row_stride = 0;     // elements, a multiple of 8
     ElementType type = ElementType::f16;
     const EncodeJob* jobs = nullptr; // device, [count]
     int32_t count = 0;
@@ -177,20 +172,26 @@ struct EncodeCall {
 Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
               const Ladder& ladder = {});
 
-// Keys in tiers of 16, 4 and 2 bits, D = 128: the score of a channel is the mean of |q| times its step at 2 bits.
-struct MixCall {
+// Pages whose plan is made on the device.
+struct PlannedCall {
     EncodeCall pages;
-    const float* query_sum = nullptr;     // [heads][D]
-    const int32_t* query_count = nullptr; // [heads]
-    float raw_above = 0.0f, mid_above = 0.0f;
+    const float* query_sum = nullptr;         // keys: [heads][D]; null: every channel counts the same
+    const int32_t* query_count = nullptr;     // [heads]
+    float raw_above = 0.0f, mid_above = 0.0f; // encode_mix: scores
+    KeyMean mean;                             // encode_planes, keys: taken off; so are the next two
+    int32_t vectors = 0;                      // of 32 bytes, that a ladder gets: k D / 32
+    double guard = 0.0;       // estimated variance of a score above which it gets more, up to the store's `vectors`
+    bool hadamard = false;    // encode_planes, values: rotated first
     PageRef* table = nullptr; // [heads][table_stride]
     int32_t table_stride = 0;
     uint32_t *pool_used = nullptr, pool_units = 0; // units; used grows on the device
     uint32_t* exhausted = nullptr;                 // becomes 1 when a page found no room; that page is not written
 };
-Status encode_mix(const MixCall& call, Stream stream);
-
-// ---- restoring ----
+// Keys in tiers of 16, 4 and 2 bits, D = 128: the score of a channel is the mean of |q| times its step at 2 bits.
+Status encode_mix(const PlannedCall& call, Stream stream);
+// Pages in planes, D = 64 or 128: searched keys, query_sum of q^2; fitted values of 2, 3 or 4 bits, at their jobs'
+// places.
+Status encode_planes(const StoreSpec& spec, Side side, int32_t dim, const PlannedCall& call, Stream stream);
 
 struct RestoreJob {
     int64_t row = 0;    // where the page's first row goes, in elements from `rows`

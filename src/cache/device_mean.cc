@@ -87,19 +87,25 @@ Status DeviceCache::Impl::set_up_mean(int32_t layer) {
                 return table.slow()[size_t((k % 2 * slow + pair) * terms + row)] / kPolynomialScale;
             },
             slowly.data() + step * 128);
-    std::vector<float> turns, turn(size_t(2 * pairs));
-    for (int32_t page = 0; page < stride; ++page) {
-        table.angle(host.window(layer, Side::key).front + int64_t(page) * kPageTokens, turn.data());
+    // Of the first rows of pages, for attention and encoding, and of rows behind it, for encoding.
+    std::vector<float> turns, near, turn(size_t(2 * pairs));
+    const auto put_turn = [&](int64_t position, std::vector<float>& to) {
+        table.angle(position, turn.data());
         for (int32_t slot = 0; slot < mean.slots; ++slot) {
             const int32_t pair = pair_at(slot);
-            turns.push_back(pair < 0 ? 0.0f : turn[size_t(pair)]);
-            turns.push_back(pair < 0 ? 0.0f : turn[size_t(pairs + pair)]);
+            to.push_back(pair < 0 ? 0.0f : turn[size_t(pair)]);
+            to.push_back(pair < 0 ? 0.0f : turn[size_t(pairs + pair)]);
         }
-    }
+    };
+    for (int32_t page = 0; page < stride; ++page)
+        put_turn(host.window(layer, Side::key).front + int64_t(page) * kPageTokens, turns);
+    for (int32_t token = 0; token < kPageTokens; ++token)
+        put_turn(token, near);
     if (Status bad = put(channels, &mean.channels); !bad) return bad;
     if (Status bad = put(features, &mean.features); !bad) return bad;
     if (Status bad = put(slowly, &mean.slow); !bad) return bad;
     if (Status bad = put(turns, &mean.turns); !bad) return bad;
+    if (Status bad = put(near, &mean.near); !bad) return bad;
     return take_means();
 }
 

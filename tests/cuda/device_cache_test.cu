@@ -146,7 +146,7 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                 ASSERT_TRUE(device::add_queries(queries, nullptr).ok());
                 DeviceArray<device::EncodeJob> jobs(due);
                 const device::DeviceCache::Pool pool = moved.key_pool(l);
-                device::MixCall seal;
+                device::PlannedCall seal;
                 seal.pages = {append.memory.key.recent.base, kDim,   append.memory.raw, jobs.data, int32_t(due.size()),
                               append.memory.key.pool,        nullptr};
                 seal.query_sum = moved.query_sums(l), seal.query_count = moved.query_counts(l);

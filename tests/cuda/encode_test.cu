@@ -202,7 +202,7 @@ TEST(CudaEncode, MixPagesEqualThePlanAndTheReference) {
         for (int i = 0; i < heads; ++i)
             jobs.push_back({int64_t(i) * 128 * dim, 0, i, i % 3});
         DeviceArray<device::EncodeJob> device_jobs(jobs);
-        device::MixCall call;
+        device::PlannedCall call;
         call.pages.rows = input.data, call.pages.row_stride = dim;
         call.pages.type = bf16 ? device::ElementType::bf16 : device::ElementType::f16;
         call.pages.jobs = device_jobs.data, call.pages.count = heads, call.pages.pool = pool.data;

@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(D) append_rows(const AppendParams p) {
     if constexpr (BITS > 0) {
         for (int at = s.key_before / kPageTokens * kPageTokens; at + kPageTokens <= s.key_packed; at += kPageTokens) {
             const PageRef ref = m.key.pages[head * m.table_stride + at / kPageTokens];
-            encode_key_page<T, D, BITS, NG>(place(m.key, s.front + at), D, m.key.pool + int64_t(ref.unit) * kUnit,
-                                            p.key_scales, p.key_zeros);
+            encode_key_page<T, D, BITS, NG>(GlobalRows{place(m.key, s.front + at), D},
+                                            m.key.pool + int64_t(ref.unit) * kUnit, p.key_scales, p.key_zeros);
         }
     }
 }

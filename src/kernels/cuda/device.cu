@@ -1,13 +1,13 @@
-// include/kvmosaic/device.h over the kernels.
+// include/kvmosaic/device.h over the kernels: devices and attention. Pages and steps: device_pages.cu.
 #include "kvmosaic/device.h"
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
+#include "kernels/cuda/device_util.h"
 #include "kernels/cuda/encode.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/restore.h"
 
 namespace kvmosaic::device {
 
@@ -16,25 +16,6 @@ using cuda::AttendParams;
 using cuda::DevicePage;
 
 namespace {
-
-Status bad(const std::string& what) { return Status(StatusCode::invalid_argument, what); }
-Status failed(const char* what, cudaError_t error) {
-    if (error == cudaSuccess) return Status();
-    const StatusCode code = error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory
-                            : error == cudaErrorNotSupported   ? StatusCode::unsupported
-                                                               : StatusCode::invalid_argument;
-    return Status(code, std::string(what) + ": " + cudaGetErrorString(error));
-}
-cudaStream_t stream_of(Stream s) { return static_cast<cudaStream_t>(s); }
-
-// A store that exists, and that kernels of this backend can be for.
-Status served(const StoreSpec& spec, Side side, int32_t dim) {
-    if (Status s = validate(spec, side, dim); !s) return s;
-    if (in_planes(spec.rule))
-        return Status(StatusCode::unsupported,
-                      std::string(name_of(side)) + " side: pages in planes are encoded and restored on the CPU");
-    return Status();
-}
 
 // One allocation that is cut into arrays.
 struct Block {
@@ -71,10 +52,6 @@ bool loads(const AttendInstance& row) {
     const bool found = cudaFuncGetAttributes(&attributes, row.kernel) == cudaSuccess;
     if (!found) cudaGetLastError();
     return found;
-}
-
-Ladder any_ladder(const std::vector<uint8_t>& widths, int32_t dim) {
-    return widths.empty() ? Ladder{} : Ladder::uniform(widths.back(), uint16_t(dim));
 }
 
 } // namespace
@@ -287,106 +264,6 @@ Status to_key_basis(const BasisCall& call, Stream stream) {
     if (call.type == ElementType::f32) return bad("type = f32: must be f16 or bf16");
     if (call.sequences < 1 || call.rows < 1) return Status();
     return failed("to_key_basis", cuda::launch_to_key_basis(call, stream_of(stream)));
-}
-
-namespace {
-
-cuda::EncodeParams encode_params(const EncodeCall& call) {
-    cuda::EncodeParams p;
-    p.rows = call.rows, p.row_stride = call.row_stride, p.type = call.type;
-    p.jobs = call.jobs, p.count = call.count, p.pool = call.pool, p.order = call.order;
-    return p;
-}
-
-} // namespace
-
-Status encode(const StoreSpec& spec, Side side, int32_t dim, const EncodeCall& call, Stream stream,
-              const Ladder& ladder) {
-    if (Status s = served(spec, side, dim); !s) return s;
-    if (call.type == ElementType::f32) return bad("type = f32: rows must be f16 or bf16");
-    if (spec.kind == StoreKind::tiered) {
-        if (Status s = validate(ladder, dim); !s) return s;
-        return failed("encode", cuda::launch_encode_tiers(cuda::device_page(layout(spec, side, dim, ladder)),
-                                                          encode_params(call), stream_of(stream)));
-    }
-    const DevicePage page = cuda::device_page(layout(spec, side, dim));
-    return failed("encode", page.along_depth
-                                ? cuda::launch_encode_depth(page, spec.book, encode_params(call), stream_of(stream))
-                                : cuda::launch_encode_grid(page, encode_params(call), stream_of(stream)));
-}
-
-Status encode_mix(const MixCall& call, Stream stream) {
-    if (call.pages.type == ElementType::f32) return bad("type = f32: rows must be f16 or bf16");
-    cuda::EncodeParams p = encode_params(call.pages);
-    p.query_sum = call.query_sum, p.query_count = call.query_count;
-    p.raw_above = call.raw_above, p.mid_above = call.mid_above;
-    p.table = call.table, p.table_stride = call.table_stride;
-    p.pool_used = call.pool_used, p.pool_units = call.pool_units, p.exhausted = call.exhausted;
-    return failed("encode_mix", cuda::launch_encode_mix(p, stream_of(stream)));
-}
-
-Status restore(const StoreSpec& spec, Side side, int32_t dim, const RestoreCall& call, Stream stream,
-               const Ladder& ladder) {
-    if (Status s = served(spec, side, dim); !s) return s;
-    const bool coded = spec.kind == StoreKind::tiered && !call.widths.empty();
-    if (coded && (call.widths.size() > 4 || !spec.page_map))
-        return bad("widths: at most four, of tiered pages with a map");
-    if (spec.kind == StoreKind::tiered && !coded)
-        if (Status s = validate(ladder, dim); !s) return s;
-    if (spec.edge_groups > cuda::kMostEdges)
-        return Status(StatusCode::unsupported, "restore: at most " + std::to_string(cuda::kMostEdges) + " edges");
-    cuda::RestoreParams p =
-        cuda::restore_params(layout(spec, side, dim, coded ? any_ladder(call.widths, dim) : ladder));
-    p.pool = call.pool, p.jobs = call.jobs, p.count = call.count;
-    p.rows = call.rows, p.row_stride = call.row_stride, p.type = call.type;
-    if (coded) {
-        p.width_count = int32_t(call.widths.size());
-        std::copy(call.widths.begin(), call.widths.end(), p.widths);
-    }
-    return failed("restore", cuda::launch_restore(p, stream_of(stream)));
-}
-
-Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const RowWindow& key, const RowWindow& value,
-               Stream stream) {
-    if (new_rows < 1 || new_rows > kPageTokens)
-        return bad("new_rows = " + std::to_string(new_rows) + ": must be 1 to 128");
-    cuda::AdvanceParams p;
-    p.states = states, p.sequences = sequences, p.new_rows = new_rows, p.key = key, p.value = value;
-    return failed("advance", cuda::launch_advance(p, stream_of(stream)));
-}
-
-Status append(const AppendCall& call, Stream stream) {
-    for (const auto& [spec, side] : {std::pair(call.key, Side::key), std::pair(call.value, Side::value)})
-        if (Status s = served(spec, side, call.dim); !s) return s;
-    if (call.type == ElementType::f32 || call.memory.raw == ElementType::f32)
-        return bad("type = f32: must be f16 or bf16");
-    const DevicePage value = cuda::device_page(layout(call.value, Side::value, call.dim));
-    const DevicePage key =
-        cuda::device_page(layout(call.key, Side::key, call.dim, Ladder::uniform(2, uint16_t(call.dim))));
-    const bool plain = value.kind == StoreKind::grid && value.rule == GridRule::asym && value.levels == 0 &&
-                       value.clip == 1.0f && !value.along_depth && value.params == ParamType::f16 &&
-                       (value.groups == 1 || call.dim / value.groups % 32 == 0) &&
-                       value.group * value.groups >= call.dim;
-    const bool key_plain = key.kind == StoreKind::tiered ||
-                           (key.kind == StoreKind::grid && key.rule == GridRule::asym && key.levels == 0 &&
-                            key.clip == 1.0f && !key.along_depth && key.params == ParamType::f16);
-    if (!plain || !key_plain)
-        return Status(StatusCode::unsupported, "append: only asymmetric f16 grids with groups of tokens (keys) and "
-                                               "channels (values)");
-    cuda::AppendParams p;
-    p.memory = call.memory, p.states = call.states, p.sequences = call.sequences, p.new_rows = call.new_rows;
-    p.kv_heads = call.kv_heads, p.k = call.k, p.v = call.v, p.type = call.type;
-    p.value_bits = value.tiers[0].bits, p.value_groups = value.groups;
-    p.value_plane = uint32_t(call.dim) * 32, p.value_scales = value.scale_offset, p.value_zeros = value.zero_offset;
-    p.value_bytes = value.bytes, p.key_scales = key.scale_offset, p.key_zeros = key.zero_offset;
-    return failed("append", cuda::launch_append(key, p, stream_of(stream)));
-}
-
-Status add_queries(const QueryCall& call, Stream stream) {
-    if (call.kv_heads < 1 || call.heads % call.kv_heads != 0)
-        return bad("heads = " + std::to_string(call.heads) + ": must be a multiple of kv_heads");
-    if (call.type == ElementType::f32 || call.raw == ElementType::f32) return bad("type = f32: must be f16 or bf16");
-    return failed("add_queries", cuda::launch_add_queries(call, stream_of(stream)));
 }
 
 } // namespace kvmosaic::device

@@ -30,7 +30,8 @@ Status to_key_basis(const BasisCall&, Stream) { return absent(); }
 
 Status encode(const StoreSpec&, Side, int32_t, const EncodeCall&, Stream, const Ladder&) { return absent(); }
 Status restore(const StoreSpec&, Side, int32_t, const RestoreCall&, Stream, const Ladder&) { return absent(); }
-Status encode_mix(const MixCall&, Stream) { return absent(); }
+Status encode_mix(const PlannedCall&, Stream) { return absent(); }
+Status encode_planes(const StoreSpec&, Side, int32_t, const PlannedCall&, Stream) { return absent(); }
 Status advance(SequenceState*, int32_t, int32_t, const RowWindow&, const RowWindow&, Stream) { return absent(); }
 Status append(const AppendCall&, Stream) { return absent(); }
 Status add_queries(const QueryCall&, Stream) { return absent(); }

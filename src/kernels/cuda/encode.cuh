@@ -36,10 +36,20 @@ __device__ __forceinline__ DeviceGrid make_device_grid(float min, float max, flo
     return grid;
 }
 
-// Half to even by the addition of 1.5 * 2^23; clamping first gives the same code, as the limits are whole numbers.
-__device__ __forceinline__ uint32_t device_code_of(float x, float z, float inverse, float top) {
+// Half to even by the addition of 1.5 * 2^23; clamping first gives the same code, as the limits are whole numbers. The
+// code is what is above kCodeBase.
+inline constexpr uint32_t kCodeBase = 0x4B400000u;
+__device__ __forceinline__ uint32_t based_code_of(float x, float z, float inverse, float top) {
     const float t = __fmul_rn(__fsub_rn(x, z), inverse);
-    return __float_as_uint(__fadd_rn(fminf(fmaxf(t, 0.0f), top), 12582912.0f)) & 0xFFu;
+    return __float_as_uint(__fadd_rn(fminf(fmaxf(t, 0.0f), top), 12582912.0f));
+}
+// Rules whose codes have a middle (symmetric grids): x / s is rounded itself.
+__device__ __forceinline__ uint32_t based_code_of(float x, float inverse, float middle) {
+    const float t = __fmul_rn(x, inverse);
+    return __float_as_uint(__fadd_rn(fminf(fmaxf(t, -middle), middle), 12582912.0f)) + uint32_t(middle);
+}
+__device__ __forceinline__ uint32_t device_code_of(float x, float z, float inverse, float top) {
+    return based_code_of(x, z, inverse, top) & 0xFFu;
 }
 
 // Writes the parameters of four neighbours x .. x + 3 of a column array (x a multiple of 4) at their places.
@@ -78,12 +88,24 @@ struct Bf16Rows {
     }
 };
 
+// Of both halves of two registers: the greater of all, and the least with its sign turned, as one register. T: HalfRows
+// or Bf16Rows.
+template <class T>
+__device__ __forceinline__ uint32_t range_of(uint32_t low, uint32_t high) {
+    low ^= 0x80008000u;
+    return T::max2(__byte_perm(high, low, 0x5410), __byte_perm(high, low, 0x7632));
+}
+
 // Words of one pair of steps, two quads at most per 32 registers, filled code by code and written as they lie.
 template <int BITS, int QUADS>
 struct PairWords {
     static constexpr int kTwo = BITS == 2 || BITS == 3 ? 1 : BITS == 6 ? 3 : 0;
     static constexpr int kOne = BITS == 1 || BITS == 3 ? 1 : 0;
-    static constexpr int kFour = BITS == 4 ? 1 : BITS == 8 ? 2 : 0;
+    static constexpr int kFour = BITS == 3 || BITS == 4 ? 1 : BITS == 8 ? 2 : 0; // 3 bits: split when they are stored
+    // Codes that go to one word are added with their base, and the sum of the bases is taken off at the start.
+    static constexpr bool kSingle = BITS <= 4;
+    static constexpr uint32_t kFields = BITS == 1 ? 0x00FF00FFu : BITS == 2 ? 0x55555555u : 0x11111111u;
+    static constexpr uint32_t kStart = kSingle ? 0u - kCodeBase * kFields : 0u;
     uint32_t two[kTwo ? kTwo : 1][QUADS][4], one[QUADS][4], four[kFour ? kFour : 1][2][QUADS][4];
 
     __device__ __forceinline__ void clear() {
@@ -91,35 +113,55 @@ struct PairWords {
         for (int h = 0; h < QUADS; ++h)
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                one[h][r] = 0;
+                one[h][r] = kStart;
 #pragma unroll
                 for (int p = 0; p < (kTwo ? kTwo : 1); ++p)
-                    two[p][h][r] = 0;
+                    two[p][h][r] = kStart;
 #pragma unroll
                 for (int p = 0; p < (kFour ? kFour : 1); ++p)
-                    four[p][0][h][r] = four[p][1][h][r] = 0;
+                    four[p][0][h][r] = four[p][1][h][r] = kStart;
             }
     }
-    // Step e of the pair, half i, tile f of quad h, register r: all constants after unrolling.
+    // Step e of the pair, half i, tile f of quad h, register r: all constants after unrolling. Every place is filled
+    // once, with a code and its base.
     __device__ __forceinline__ void put(int e, int i, int f, int h, int r, uint32_t code) {
+        if constexpr (!kSingle) code &= 0xFFu;
+        if constexpr (BITS != 3) {
 #pragma unroll
-        for (int p = 0; p < kTwo; ++p)
-            two[p][h][r] += (kTwo == 1 && BITS == 2 ? code : (code >> (2 * p)) & 3u) << (16 * i + 8 * e + 2 * f);
-        if (kOne) one[h][r] += (BITS == 1 ? code : code >> 2) << (16 * i + 2 * f + e);
+            for (int p = 0; p < kTwo; ++p)
+                two[p][h][r] += (BITS == 2 ? code : (code >> (2 * p)) & 3u) << (16 * i + 8 * e + 2 * f);
+            if (kOne) one[h][r] += code << (16 * i + 2 * f + e);
+        }
 #pragma unroll
         for (int p = 0; p < kFour; ++p)
             four[p][e][h][r] += (kFour == 1 ? code : (code >> (4 * p)) & 15u) << (16 * i + 4 * f);
     }
-    // `quads` of the page; h: first quad of these words.
-    __device__ __forceinline__ void store(uint8_t* codes, uint32_t plane, int pair, int quads, int first,
-                                          int lane) const {
+    // Fields of 4 bits in each half to fields of 2 in its low byte.
+    static __device__ __forceinline__ uint32_t narrow(uint32_t w) {
+        w = (w | w >> 2) & 0x0F0F0F0Fu;
+        return (w | w >> 4) & 0x00FF00FFu;
+    }
+    // `quads` of the page; first: first quad of these words. Planes of 4 bits may end after one step.
+    __device__ __forceinline__ void store(uint8_t* codes, uint32_t plane, int pair, int quads, int first, int lane,
+                                          int steps = 2) const {
 #pragma unroll
         for (int h = 0; h < QUADS; ++h) {
             const auto at = [&](uint32_t base, int set) {
                 return codes + base + uint32_t(set * quads + first + h) * kSetBytes + uint32_t(lane) * 16;
             };
+            uint32_t low[4], high[4];
 #pragma unroll
-            for (int p = 0; p < kTwo; ++p)
+            for (int r = 0; r < 4; ++r) {
+                low[r] = two[0][h][r], high[r] = one[h][r];
+                if constexpr (BITS == 3) {
+                    const uint32_t w0 = four[0][0][h][r], w1 = four[0][1][h][r];
+                    low[r] = narrow(w0 & 0x33333333u) | narrow(w1 & 0x33333333u) << 8;
+                    high[r] = narrow(w0 >> 2 & 0x11111111u) | narrow(w1 >> 2 & 0x11111111u) << 1;
+                }
+            }
+            if constexpr (kTwo > 0) *reinterpret_cast<uint4*>(at(0, pair)) = make_uint4(low[0], low[1], low[2], low[3]);
+#pragma unroll
+            for (int p = 1; p < kTwo; ++p)
                 *reinterpret_cast<uint4*>(at(uint32_t(p) * plane, pair)) =
                     make_uint4(two[p][h][0], two[p][h][1], two[p][h][2], two[p][h][3]);
             if (kOne) {
@@ -127,14 +169,15 @@ struct PairWords {
                 uint8_t* to = at(uint32_t(kTwo) * plane, pair >> 1) + (pair & 1);
 #pragma unroll
                 for (int r = 0; r < 4; ++r)
-                    to[4 * r] = uint8_t(one[h][r]), to[4 * r + 2] = uint8_t(one[h][r] >> 16);
+                    to[4 * r] = uint8_t(high[r]), to[4 * r + 2] = uint8_t(high[r] >> 16);
             }
 #pragma unroll
-            for (int p = 0; p < kFour; ++p)
+            for (int p = 0; p < (BITS == 3 ? 0 : kFour); ++p)
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
-                    *reinterpret_cast<uint4*>(at(uint32_t(2 * p) * plane, 2 * pair + e)) =
-                        make_uint4(four[p][e][h][0], four[p][e][h][1], four[p][e][h][2], four[p][e][h][3]);
+                    if (e < steps)
+                        *reinterpret_cast<uint4*>(at(uint32_t(2 * p) * plane, 2 * pair + e)) =
+                            make_uint4(four[p][e][h][0], four[p][e][h][1], four[p][e][h][2], four[p][e][h][3]);
         }
     }
 };

@@ -41,6 +41,20 @@ cudaError_t launch_encode_depth(const DevicePage& page, const float* book, const
 // Key pages of 16-, 4- and 2-bit tiers, D = 128, one group.
 cudaError_t launch_encode_mix(const EncodeParams& params, cudaStream_t stream);
 
+struct PlanesParams {
+    EncodeParams pages; // keys: query_sum of q^2
+    // keys
+    device::KeyMean mean;
+    int32_t vectors = 0, most_vectors = 0, shrinks = 7; // without and with what the guard may add
+    double guard = 0.0;                                 // 0: none
+    // values
+    int32_t bits = 0;
+    bool hadamard = false;
+};
+// Pages in planes, D of 64 and 128. Values of 2, 3 and 4 bits.
+cudaError_t launch_encode_planes(int dim, const PlanesParams& params, cudaStream_t stream);
+cudaError_t launch_encode_fitted(int dim, const PlanesParams& params, cudaStream_t stream);
+
 struct AppendParams {
     device::LayerMemory memory;
     const SequenceState* states = nullptr;

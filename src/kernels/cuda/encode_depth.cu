@@ -1,5 +1,5 @@
 // Pages whose groups run along the depth: channels of a key token, tokens of a value channel (InnerQ, TurboQuant). A
-// page a block.
+// page a block. What encode_lines.cuh packs faster goes there.
 //
 // Bound: instructions. A thread takes a group at a time, in the order of the reference, because the choice between two
 // grids and the norm of a vector depend on the order of sums; the codes then wait in shared memory, a byte each, until
@@ -187,6 +187,15 @@ cudaError_t launch(const DepthParams& p, cudaStream_t stream) {
 
 } // namespace
 
+template <class T, int D>
+cudaError_t launch_lines(const DevicePage& page, const EncodeParams& p, cudaStream_t stream);
+extern template cudaError_t launch_lines<HalfRows, 128>(const DevicePage&, const EncodeParams&, cudaStream_t);
+extern template cudaError_t launch_lines<Bf16Rows, 128>(const DevicePage&, const EncodeParams&, cudaStream_t);
+#ifndef KVMOSAIC_CUDA_SMOKE
+extern template cudaError_t launch_lines<HalfRows, 64>(const DevicePage&, const EncodeParams&, cudaStream_t);
+extern template cudaError_t launch_lines<Bf16Rows, 64>(const DevicePage&, const EncodeParams&, cudaStream_t);
+#endif
+
 cudaError_t launch_encode_depth(const DevicePage& page, const float* book, const EncodeParams& call,
                                 cudaStream_t stream) {
     const bool rule = page.rule == GridRule::asym || page.rule == GridRule::symmetric ||
@@ -196,6 +205,15 @@ cudaError_t launch_encode_depth(const DevicePage& page, const float* book, const
         page.group == 0 || page.outliers > 0 || page.tier_count != 1 || page.dim % 2 != 0 || page.dim > 256)
         return cudaErrorNotSupported;
     if (call.count == 0) return cudaSuccess;
+    if (page.dim == 64 || page.dim == 128) {
+        const cudaError_t error = with_rows(call.type, page.dim, [&](auto rows, auto dim) {
+            if constexpr (decltype(dim)::value <= 128)
+                return launch_lines<typename decltype(rows)::Type, decltype(dim)::value>(page, call, stream);
+            else
+                return cudaErrorNotSupported;
+        });
+        if (error != cudaErrorNotSupported) return error;
+    }
     DepthParams p{call, page, {}};
     for (int i = 0; book && i < 1 << page.tiers[0].bits; ++i)
         p.book[i] = book[i];

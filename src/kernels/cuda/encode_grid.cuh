@@ -5,43 +5,38 @@
 
 namespace kvmosaic::cuda {
 
-template <class T, int D, int BITS, int NG>
-__global__ void __launch_bounds__(D) encode_keys(const EncodeParams p, uint32_t scales, uint32_t zeros) {
+template <class T, int D, bool KEYS, int BITS, int NG>
+__global__ void __launch_bounds__((RowRing<D, KEYS>::kThreads), (RowRing<D, KEYS>::kBlocks))
+    encode_pages(const EncodeParams p, uint32_t scales, uint32_t zeros) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    using Ring = RowRing<D, KEYS>;
     wait_for_previous_kernel();
-    const EncodeJob job = p.jobs[blockIdx.x];
-    encode_key_page<T, D, BITS, NG>(static_cast<const uint16_t*>(p.rows) + job.row, p.row_stride,
-                                    p.pool + int64_t(job.unit) * kUnit, scales, zeros);
-}
-template <class T, int D, int BITS, int NG>
-__global__ void __launch_bounds__(128) encode_values(const EncodeParams p, uint32_t scales, uint32_t zeros) {
-    wait_for_previous_kernel();
-    const EncodeJob job = p.jobs[blockIdx.x];
-    encode_value_page<T, D, BITS, NG>(static_cast<const uint16_t*>(p.rows) + job.row, p.row_stride,
-                                      p.pool + int64_t(job.unit) * kUnit, scales, zeros);
+    Ring::walk(p, memory, [&](const typename Ring::Rows& rows, const EncodeJob& job) {
+        uint8_t* page = p.pool + int64_t(job.unit) * kUnit;
+        if constexpr (KEYS)
+            encode_key_page<T, D, BITS, NG>(rows, page, scales, zeros);
+        else
+            encode_value_page<T, D, BITS, NG>(rows, page, scales, zeros);
+    });
 }
 
 template <class T, int D, int BITS>
 cudaError_t launch_encode_width(const DevicePage& page, const EncodeParams& p, cudaStream_t stream) {
-    const dim3 grid{unsigned(p.count)};
-    const uint32_t s = page.scale_offset, z = page.zero_offset;
-    if (page.side == Side::key) {
-        if (page.groups == 1)
-            encode_keys<T, D, BITS, 1><<<grid, D, 0, stream>>>(p, s, z);
-        else if (page.groups == 2)
-            encode_keys<T, D, BITS, 2><<<grid, D, 0, stream>>>(p, s, z);
-        else
-            encode_keys<T, D, BITS, 4><<<grid, D, 0, stream>>>(p, s, z);
-    } else {
-        if (page.groups == 1)
-            encode_values<T, D, BITS, 1><<<grid, 128, 0, stream>>>(p, s, z);
-        else if (page.groups == 2)
-            encode_values<T, D, BITS, 2><<<grid, 128, 0, stream>>>(p, s, z);
-        else if constexpr (D >= 128)
-            encode_values<T, D, BITS, 4><<<grid, 128, 0, stream>>>(p, s, z);
+    const auto launch = [&](auto keys, auto groups) {
+        constexpr bool kKeys = decltype(keys)::value != 0;
+        constexpr int kGroups = decltype(groups)::value;
+        return RowRing<D, kKeys>::launch(encode_pages<T, D, kKeys, BITS, kGroups>, p, stream, page.scale_offset,
+                                         page.zero_offset);
+    };
+    const auto grouped = [&](auto keys) {
+        if (page.groups == 1) return launch(keys, Dim<1>());
+        if (page.groups == 2) return launch(keys, Dim<2>());
+        if constexpr (decltype(keys)::value != 0 || D >= 128)
+            return launch(keys, Dim<4>());
         else
             return cudaErrorNotSupported;
-    }
-    return cudaGetLastError();
+    };
+    return page.side == Side::key ? grouped(Dim<1>()) : grouped(Dim<0>());
 }
 
 template <class T, int D>

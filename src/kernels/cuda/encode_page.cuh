@@ -1,22 +1,22 @@
 // A page of a uniform grid from 128 raw rows, by D threads (keys) or 128 (values), everything in registers.
 //
-// Bound: bytes. A page reads 32 KiB (D = 128) and writes 4.6 KiB at 2 bits; 16384 codes cost about seven instructions
+// Bound: bytes. A page reads 32 KiB (D = 128) and writes 4.6 KiB at 2 bits; 16384 codes cost about six instructions
 // each, a third of what an SM can issue while the bytes pass. A warp owns a pair of steps, and the page's order makes
-// every word that lane's own: no shuffles but those of the range.
+// every word that lane's own: no shuffles but those of the range. ROWS: GlobalRows or StagedRows (row_ring.cuh).
 #pragma once
 
 #include "kernels/cuda/encode.cuh"
+#include "kernels/cuda/row_ring.cuh"
 
 namespace kvmosaic::cuda {
 
 // Keys: the warp's pair of steps is 32 channels; NG groups of 128 / NG tokens.
-template <class T, int D, int BITS, int NG>
-__device__ __forceinline__ void encode_key_page(const uint16_t* from, int64_t row_stride, uint8_t* page,
-                                                uint32_t scales, uint32_t zeros) {
+template <class T, int D, int BITS, int NG, class ROWS>
+__device__ __forceinline__ void encode_key_page(const ROWS& from, uint8_t* page, uint32_t scales, uint32_t zeros) {
     constexpr float kTop = float((1 << BITS) - 1);
     constexpr uint32_t kPlane = D * 32;
     const int pair = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const uint16_t* rows = from + pair * 32 + 4 * t;
+    const ROWS rows = from.from(4 * (g >> 1) + (g & 1), pair * 32 + 4 * t);
     PairWords<BITS, 2> words;
     words.clear();
     uint2 v[8][2][2]; // [tile][row half][step]
@@ -25,10 +25,8 @@ __device__ __forceinline__ void encode_key_page(const uint16_t* from, int64_t ro
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int token = 16 * j + 4 * (g >> 1) + (g & 1) + 2 * half;
-                v[j][half][e] = __ldcs(reinterpret_cast<const uint2*>(rows + token * row_stride + 16 * e));
-            }
+            for (int e = 0; e < 2; ++e)
+                v[j][half][e] = rows.get(16 * j + 2 * half, 16 * e);
 #pragma unroll
     for (int k = 0; k < NG; ++k) {
 #pragma unroll
@@ -70,7 +68,7 @@ __device__ __forceinline__ void encode_key_page(const uint16_t* from, int64_t ro
 #pragma unroll
                     for (int c = 0; c < 4; ++c)
                         words.put(e, c & 1, j & 3, j >> 2, half + 2 * (c >> 1),
-                                  device_code_of(x[c], grid[c].z, grid[c].inverse, kTop));
+                                  based_code_of(x[c], grid[c].z, grid[c].inverse, kTop));
                 }
         }
     }
@@ -78,17 +76,13 @@ __device__ __forceinline__ void encode_key_page(const uint16_t* from, int64_t ro
 }
 
 // Values: the warp's pair of steps is 32 tokens; NG groups of D / NG channels.
-template <class T, int D, int BITS, int NG>
-__device__ __forceinline__ void encode_value_page(const uint16_t* from, int64_t row_stride, uint8_t* page,
-                                                  uint32_t scales, uint32_t zeros) {
+template <class T, int D, int BITS, int NG, class ROWS>
+__device__ __forceinline__ void encode_value_page(const ROWS& from, uint8_t* page, uint32_t scales, uint32_t zeros) {
     constexpr float kTop = float((1 << BITS) - 1);
     constexpr uint32_t kPlane = D * 32;
     constexpr int kBlocks = D / 32; // of 32 channels
     const int pair = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const uint16_t* rows = from + 4 * g;
-    const auto load = [&](int e, int k, int c) {
-        return __ldcs(reinterpret_cast<const uint2*>(rows + (pair * 32 + 16 * e + 4 * t + k) * row_stride + 32 * c));
-    };
+    const ROWS rows = from.from(pair * 32 + 4 * t, 4 * g);
     float z[2][4][NG], inverse[2][4][NG];
     uint2 v[2][4][kBlocks];
 #pragma unroll
@@ -97,36 +91,42 @@ __device__ __forceinline__ void encode_value_page(const uint16_t* from, int64_t 
         for (int k = 0; k < 4; ++k)
 #pragma unroll
             for (int c = 0; c < kBlocks; ++c)
-                v[e][k][c] = load(e, k, c);
+                v[e][k][c] = rows.get(16 * e + k, 32 * c);
+                // Eight tokens, whose parts lie in eight threads: each thread ends with the range of one, and makes its
+                // grid for all.
 #pragma unroll
-    for (int n = 0; n < NG; ++n)
+    for (int n = 0; n < NG; ++n) {
+        uint32_t range[8];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            __half s4[4], z4[4];
+        for (int m = 0; m < 8; ++m) {
+            const auto& token = v[m >> 2][m & 3];
+            uint32_t low = token[n * kBlocks / NG].x, high = low;
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                uint32_t low = v[e][k][n * kBlocks / NG].x, high = low;
-#pragma unroll
-                for (int c = n * kBlocks / NG; c < (n + 1) * kBlocks / NG; ++c) {
-                    low = T::min2(low, T::min2(v[e][k][c].x, v[e][k][c].y));
-                    high = T::max2(high, T::max2(v[e][k][c].x, v[e][k][c].y));
-                }
-#pragma unroll
-                for (int s = 4; s < 32; s <<= 1) {
-                    low = T::min2(low, __shfl_xor_sync(~0u, low, s));
-                    high = T::max2(high, __shfl_xor_sync(~0u, high, s));
-                }
-                const float2 l = T::unpack(low), h = T::unpack(high);
-                const DeviceGrid grid = make_device_grid(fminf(l.x, l.y), fmaxf(h.x, h.y), kTop);
-                z[e][k][n] = grid.z, inverse[e][k][n] = grid.inverse;
-                s4[k] = grid.stored_s, z4[k] = grid.stored_z;
+            for (int c = n * kBlocks / NG; c < (n + 1) * kBlocks / NG; ++c) {
+                low = T::min2(low, T::min2(token[c].x, token[c].y));
+                high = T::max2(high, T::max2(token[c].x, token[c].y));
             }
-            if (g == 0) {
-                const int at = pair * 32 + 16 * e + 4 * t;
-                store_params<BITS>(page + scales + n * 256, at, s4);
-                store_params<BITS>(page + zeros + n * 256, at, z4);
-            }
+            range[m] = range_of<T>(low, high);
         }
+#pragma unroll
+        for (int s = 4; s >= 1; s >>= 1)
+#pragma unroll
+            for (int m = 0; m < s; ++m) {
+                const bool upper = (g & s) != 0;
+                const uint32_t other = __shfl_xor_sync(~0u, upper ? range[m] : range[m + s], 4 * s);
+                range[m] = T::max2(upper ? range[m + s] : range[m], other);
+            }
+        const float2 ends = T::unpack(range[0]); // max, -min
+        const DeviceGrid grid = make_device_grid(-ends.y, ends.x, kTop);
+        const int at = param_place(BITS, pair * 32 + 16 * (g >> 2) + 4 * t + (g & 3));
+        reinterpret_cast<__half*>(page + scales + n * 256)[at] = grid.stored_s;
+        reinterpret_cast<__half*>(page + zeros + n * 256)[at] = grid.stored_z;
+#pragma unroll
+        for (int m = 0; m < 8; ++m) {
+            z[m >> 2][m & 3][n] = __shfl_sync(~0u, grid.z, 4 * m + t);
+            inverse[m >> 2][m & 3][n] = __shfl_sync(~0u, grid.inverse, 4 * m + t);
+        }
+    }
 #pragma unroll
     for (int h = 0; h < D / 64; ++h) {
         PairWords<BITS, 1> words;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void encode_value_page(const uint16_t* from, int64_t 
 #pragma unroll
                     for (int y = 0; y < 4; ++y)
                         words.put(e, k & 1, 2 * b + (y >> 1), 0, (y & 1) + 2 * (k >> 1),
-                                  device_code_of(x[y], z[e][k][n], inverse[e][k][n], kTop));
+                                  based_code_of(x[y], z[e][k][n], inverse[e][k][n], kTop));
                 }
         words.store(page, kPlane, pair, D / 64, h, lane);
     }
