@@ -60,6 +60,17 @@ AttendInstance attend_@name@() { return make_attend_instance<@key@, @value@, 1, 
             math(EXPR half "${columns} / 32")
             set(wide ${name}_c${columns})
             set(file ${CMAKE_CURRENT_BINARY_DIR}/attend_${wide}.cu)
+            if(columns EQUAL 16) # two column tiles in a warp, which takes twice the registers
+                file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/cuda/attend_instance.cuh\"
+namespace kvmosaic::cuda {
+AttendInstance attend_@wide@() { return make_attend_instance<@key@, @value@, 2, 256>(\"@wide@\"); }
+} // namespace kvmosaic::cuda
+" @ONLY)
+                list(APPEND files ${file})
+                string(APPEND declarations "AttendInstance attend_${wide}();\n")
+                string(APPEND entries "        attend_${wide}(),\n")
+                continue()
+            endif()
             file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/cuda/attend_wide_instance.cuh\"
 namespace kvmosaic::cuda {
 AttendInstance attend_@wide@() { return make_wide_instance<@key@, @value@, @half@>(\"@wide@\"); }

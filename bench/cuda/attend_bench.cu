@@ -78,6 +78,7 @@ void attend_bench(const Options& options) {
         Shape s = middle;
         s.rows = rows;
         measure(kivi, s, {}, options);
+        if (rows == 4) measure(mix, s, {}, options);
     }
     const Store stores[] = {
         {"kivi:bits=2,group=32", "k2_g32_v2_d128", {}},

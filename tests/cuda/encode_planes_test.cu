@@ -1,5 +1,5 @@
-// mosaic's pages made on the GPU from raw rows are those that a cache packed: mean, ladder, channel order, ranges, steps
-// and every code.
+// mosaic's pages made on the GPU from raw rows are those that a cache packed: mean, ladder, channel order, ranges,
+// steps and every code.
 #include <cmath>
 
 #include "gpu.h"
@@ -62,8 +62,8 @@ void expect_the_caches_pages(const std::string& spec, int dim, const Options& o)
     const auto stride = int32_t(memory.table_stride);
     const auto theirs = [&](const device::SideMemory& side) {
         std::vector<device::PageRef> table(size_t(kKvHeads) * size_t(stride));
-        KVMOSAIC_CUDA_CHECK(cudaMemcpy(table.data(), side.pages, table.size() * sizeof(table[0]),
-                                       cudaMemcpyDeviceToHost));
+        KVMOSAIC_CUDA_CHECK(
+            cudaMemcpy(table.data(), side.pages, table.size() * sizeof(table[0]), cudaMemcpyDeviceToHost));
         return table;
     };
     const auto bytes_of = [](const uint8_t* pool, uint32_t unit, uint32_t bytes) {

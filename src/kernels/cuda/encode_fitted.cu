@@ -1,8 +1,8 @@
-// Value pages in planes (mosaic): rotated, without their mean, at a step fitted to each token. A block of 128 threads, one
-// a token, whose D values stay in registers.
+// Value pages in planes (mosaic): rotated, without their mean, at a step fitted to each token. A block of 128 threads,
+// one a token, whose D values stay in registers.
 //
-// Bound: instructions. A value meets seven additions of the rotation, two sums over its channel, two rounds of eleven for
-// the step and nine for its code and place: 45, about 6,000 clocks of a multiprocessor a page of 128 x 128.
+// Bound: instructions. A value meets seven additions of the rotation, two sums over its channel, two rounds of eleven
+// for the step and nine for its code and place: 45, about 6,000 clocks of a multiprocessor a page of 128 x 128.
 #include "kernels/cuda/planes_grid.cuh"
 
 namespace kvmosaic::cuda {
@@ -30,7 +30,7 @@ __device__ __forceinline__ float inverse_of_step(float s) { return s < 0x1p-126f
 
 template <int D, int BITS>
 struct FittedShared {
-    static constexpr int kRow = 2 * D + 16;    // of raw rows
+    static constexpr int kRow = 2 * D + 16;     // of raw rows
     static constexpr int kColumn = 4 * 64 + 16; // of 64 rotated channels
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kMeans = kCodes + 128, kUnits = kMeans + D;
     static constexpr uint32_t kBytes = (kUnits + 4 + kUnit - 1) / kUnit * kUnit;
@@ -40,7 +40,7 @@ struct FittedShared {
         uint8_t page[kBytes];
     };
     float sums[2][D]; // of each channel, and of its squares; then its mean
-    float most[4];
+    float most[4], powers[16];
     float unit;
 };
 
@@ -54,6 +54,7 @@ __global__ void __launch_bounds__(128, D == 128 ? 3 : 4) encode_fitted(const __g
     const EncodeJob job = p.pages.jobs[blockIdx.x];
     const int t = threadIdx.x, warp = t >> 5, lane = t & 31;
     const uint16_t* rows = static_cast<const uint16_t*>(p.pages.rows) + job.row;
+    if (t < 16) sm.powers[t] = kDeviceSixteenths[t];
     constexpr int kParts = D / 8;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
@@ -169,16 +170,16 @@ __global__ void __launch_bounds__(128, D == 128 ? 3 : 4) encode_fitted(const __g
     most = fmaxf(fmaxf(sm.most[0], sm.most[1]), fmaxf(sm.most[2], sm.most[3]));
     const __half stored_unit = half_saturated(most);
     const float unit = __half2float(stored_unit);
-    const int code = device_log_code<true>(unit, step);
+    const int code = device_log_code<true>(sm.powers, unit, step);
     sm.page[Shared::kCodes + uint32_t(t)] = uint8_t(code);
     if (t == 0) {
         __half* units = reinterpret_cast<__half*>(sm.page + Shared::kUnits);
         units[0] = stored_unit, units[1] = __float2half_rn(mean_unit); // exact
     }
-    const float inverse = __fmul_rn(inverse_of_step(device_log_decode(unit, code)), Fit::kInverse);
+    const float inverse = __fmul_rn(inverse_of_step(device_log_decode(sm.powers, unit, code)), Fit::kInverse);
     constexpr int kQuads = D / 64;
     constexpr uint32_t kOnePlane = D * 32; // behind the plane of two bits
-    const PlanePlace wide = PlanePlace::of<BITS == 4 ? 4 : 2>(0, 128, kQuads, t);
+    const PlanePlace wide = PlanePlace::of < BITS == 4 ? 4 : 2 > (0, 128, kQuads, t);
     const PlanePlace thin = PlanePlace::of<1>(kOnePlane, 128, kQuads, t);
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad)

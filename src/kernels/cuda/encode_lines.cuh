@@ -83,7 +83,8 @@ struct LineEncoder {
     }
     __device__ static void encode(const Rows& from, uint8_t* page, uint32_t scales, uint32_t zeros) {
         const int pair = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-        const Rows rows = KEYS ? from.from(4 * (g >> 1) + (g & 1), pair * 32 + 4 * t) : from.from(pair * 32 + 4 * t, 4 * g);
+        const Rows rows =
+            KEYS ? from.from(4 * (g >> 1) + (g & 1), pair * 32 + 4 * t) : from.from(pair * 32 + 4 * t, 4 * g);
         scales += uint32_t(pair) * kLanes * 2, zeros += uint32_t(pair) * kLanes * 2;
         // Keys: [tile][row half][step], values: [step][token][block of 32 channels].
         constexpr int kA = KEYS ? 8 : 2, kB = KEYS ? 2 : 4, kC = KEYS ? 2 : kBlocks;
@@ -104,8 +105,10 @@ struct LineEncoder {
 #pragma unroll
                 for (int y = 0; y < 2; ++y) {
                     const auto half = [&](uint32_t w) { return y ? T::unpack(w).y : T::unpack(w).x; };
-                    own[2 * u + y] = hybrid_line<BITS, kOther>(half(low), half(high), [&](int i) { return half(x[i]); });
-                    const int index = 64 * u + (lane >> 1 & 7) * 8 + (lane >> 4) * 4 + 2 * (lane & 1) + y; // param_index
+                    own[2 * u + y] =
+                        hybrid_line<BITS, kOther>(half(low), half(high), [&](int i) { return half(x[i]); });
+                    const int index =
+                        64 * u + (lane >> 1 & 7) * 8 + (lane >> 4) * 4 + 2 * (lane & 1) + y; // param_index
                     put_params(page, scales, zeros, index, own[2 * u + y]);
                 }
             }
@@ -124,7 +127,7 @@ struct LineEncoder {
                 for (int n = 0; n < kMine; ++n) {
                     const uint2 p = v[n >> 1][n & 1][0], q = v[n >> 1][n & 1][1];
                     range[n] = range_of<T>(T::min2(T::min2(p.x, p.y), T::min2(q.x, q.y)),
-                                        T::max2(T::max2(p.x, p.y), T::max2(q.x, q.y)));
+                                           T::max2(T::max2(p.x, p.y), T::max2(q.x, q.y)));
                 }
             } else {
 #pragma unroll
@@ -137,7 +140,8 @@ struct LineEncoder {
                         high.x = T::max2(high.x, x.x), high.y = T::max2(high.y, x.y);
                     }
                     low.x ^= 0x80008000u, low.y ^= 0x80008000u;
-                    range[4 * c] = __byte_perm(high.x, low.x, 0x5410), range[4 * c + 1] = __byte_perm(high.x, low.x, 0x7632);
+                    range[4 * c] = __byte_perm(high.x, low.x, 0x5410),
+                              range[4 * c + 1] = __byte_perm(high.x, low.x, 0x7632);
                     range[4 * c + 2] = __byte_perm(high.y, low.y, 0x5410);
                     range[4 * c + 3] = __byte_perm(high.y, low.y, 0x7632);
                 }
@@ -149,8 +153,8 @@ struct LineEncoder {
             }
 #pragma unroll
             for (int i = 0; i < kMine / 4; ++i) {
-                const uint32_t r = t & 2 ? (t & 1 ? range[4 * i + 3] : range[4 * i + 2])
-                                         : (t & 1 ? range[4 * i + 1] : range[4 * i]);
+                const uint32_t r =
+                    t & 2 ? (t & 1 ? range[4 * i + 3] : range[4 * i + 2]) : (t & 1 ? range[4 * i + 1] : range[4 * i]);
                 const float2 ends = T::unpack(r); // max, -min
                 own[i] = RULE == GridRule::symmetric ? symmetric_line(-ends.y, ends.x, BITS)
                                                      : asym_line(-ends.y, ends.x, BITS);

@@ -5,7 +5,7 @@
 // takes two to eight rounds. The two beginnings run side by side in the halves of a block.
 #pragma once
 
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace kvmosaic::cuda {
 
@@ -30,8 +30,9 @@ __host__ __device__ constexpr double ladder_distortion(int bits) { // distortion
 template <int D>
 struct LadderSearch {
     struct Shared {
-        float sorted[D];    // weights, descending
-        double sums[D + 1]; // of the first i
+        float sorted[D];        // weights, descending
+        double sums[D + 1];     // of the first i
+        double gains[4][D + 2]; // weights times what a bit more is worth (gain_of), by rank + 1; 0 at both ends
         LadderMix best[2];
         double least[2];
         double found[D / 32];
@@ -39,7 +40,24 @@ struct LadderSearch {
     };
     const Shared& sm;
 
-    __device__ double weight(int rank) const { return rank >= 0 && rank < D ? double(sm.sorted[rank]) : 0.0; }
+    // Distortion that a channel loses from one width to the next: 0 to 1 bits, 1 to 2, 2 to 3, 4 to 6.
+    __host__ __device__ static constexpr double gain_of(int i) {
+        return i == 0   ? ladder_distortion(0) - ladder_distortion(1)
+               : i == 1 ? ladder_distortion(1) - ladder_distortion(2)
+               : i == 2 ? ladder_distortion(2) - ladder_distortion(3)
+                        : ladder_distortion(4) - ladder_distortion(6);
+    }
+    // After `sorted`, before a barrier: thread i of the block makes the entries of rank i.
+    __device__ static void make_gains(Shared& sm) {
+        const int i = threadIdx.x;
+        const double w = double(sm.sorted[i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            sm.gains[k][i + 1] = __dmul_rn(gain_of(k), w);
+            if (i == 0) sm.gains[k][0] = sm.gains[k][D + 1] = 0.0;
+        }
+    }
+    __device__ __forceinline__ double gain(int k, int rank) const { return sm.gains[k][max(min(rank, D), -1) + 1]; }
     __device__ static void counts(const LadderMix& mix, int (&n)[kLadderWidths]) {
         const int low = 8 * mix.vectors[0], high = 8 * mix.vectors[1], two = 16 * mix.vectors[2],
                   one = 32 * mix.vectors[3];
@@ -77,22 +95,16 @@ struct LadderSearch {
     }
     // The error of these vectors with their best borders; infinity where there are none.
     __device__ double tried(LadderMix& mix) const {
-        constexpr double k01 = ladder_distortion(0) - ladder_distortion(1),
-                         k12 = ladder_distortion(1) - ladder_distortion(2),
-                         k23 = ladder_distortion(2) - ladder_distortion(3),
-                         k46 = ladder_distortion(4) - ladder_distortion(6);
         const int low = 8 * mix.vectors[0], high = 8 * mix.vectors[1], two = 16 * mix.vectors[2],
                   one = 32 * mix.vectors[3];
         if (min(min(low, high), min(two, one)) < 0 || high > low) return __longlong_as_double(0x7FF0000000000000ll);
         mix.six = mix.three = 0;
         for (int round = 0; round < 2; ++round) {
-            mix.three = border(min(two - mix.six, one), [&](int n) {
-                return __dmul_rn(k23, weight(low + n)) > __dmul_rn(k01, weight(low + two - mix.six + one - n - 1));
-            });
+            mix.three = border(min(two - mix.six, one),
+                               [&](int n) { return gain(2, low + n) > gain(0, low + two - mix.six + one - n - 1); });
             mix.six = border(min(low - high, two - mix.three), [&](int n) {
-                return __dmul_rn(k46, weight(high + n)) >
-                       __dadd_rn(__dmul_rn(k12, weight(low + two - n - 1)),
-                                 __dmul_rn(k01, weight(low + two - n + one - mix.three - 1)));
+                return gain(3, high + n) >
+                       __dadd_rn(gain(1, low + two - n - 1), gain(0, low + two - n + one - mix.three - 1));
             });
         }
         return error(mix);
@@ -100,14 +112,15 @@ struct LadderSearch {
     // Moves in the order in which ladder.cc tries them: a vector from a plane to another, and perhaps a second one.
     __device__ static void move_of(int index, LadderMix& mix) {
         const int from = index / 9, which = index % 9;
-        // The other three planes in ascending order, 4 for none: pairs (to, also) with to <= also.
-        constexpr uint8_t kTo[9] = {0, 0, 0, 0, 1, 1, 1, 2, 2}, kAlso[9] = {0, 1, 2, 3, 1, 2, 3, 2, 3};
-        const int to = kTo[which] + (kTo[which] >= from ? 1 : 0), also = kAlso[which] + (kAlso[which] >= from ? 1 : 0);
-        --mix.vectors[from], ++mix.vectors[to];
-        if (kAlso[which] < 3) --mix.vectors[from], ++mix.vectors[also];
+        // Of the other three planes in ascending order: where to, and where a second one goes; 3: nowhere.
+        const int to = which < 4 ? 0 : which < 7 ? 1 : 2, also = which < 4 ? which : which < 7 ? which - 3 : which - 5;
+        const int to_plane = to + (to >= from ? 1 : 0), also_plane = also + (also >= from ? 1 : 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) // without an index that registers do not have
+            mix.vectors[i] += (i == to_plane) + (also < 3 && i == also_plane) - (i == from) * (also < 3 ? 2 : 1);
     }
 
-    // All threads of the block; the first half begins with 2 bits, the other with 4. Leaves both ends in `out`.
+    // All threads of the block; the first half begins with 2 bits, the other with 4. Leaves both ends in `best`.
     __device__ static void run(Shared& sm, int budget) {
         constexpr int kHalf = D / 2;
         const LadderSearch search{sm};
@@ -115,11 +128,13 @@ struct LadderSearch {
         const int two = min(budget, (D + 15) / 16);
         LadderMix best{{side == 0 ? budget - two : budget, 0, side == 0 ? two : 0, 0}, 0, 0};
         double least = search.tried(best);
-        while (true) {
-            LadderMix mine = best;
+        if (own == 0) sm.best[side] = best;
+        bool open = true;
+        while (__syncthreads_or(open)) { // one side may go on alone
+            LadderMix mine;
             double found = __longlong_as_double(0x7FF0000000000000ll);
             int move = 36;
-            for (int m = own; m < 36; m += kHalf) {
+            for (int m = own; open && m < 36; m += kHalf) {
                 LadderMix mix = best;
                 move_of(m, mix);
                 const double e = search.tried(mix);
@@ -127,32 +142,26 @@ struct LadderSearch {
             }
             double winner = found;
             int index = move;
+            const auto take = [&](double e, int m) {
+                if (e < winner || (e == winner && m < index)) winner = e, index = m;
+            };
 #pragma unroll
             for (int s = 16; s >= 1; s >>= 1) {
                 const double e = __shfl_xor_sync(~0u, winner, s);
-                const int m = __shfl_xor_sync(~0u, index, s);
-                if (e < winner || (e == winner && m < index)) winner = e, index = m;
+                take(e, __shfl_xor_sync(~0u, index, s));
             }
             if (kHalf > 32) { // two warps
                 if ((threadIdx.x & 31) == 0) sm.found[warp] = winner, sm.move[warp] = index;
-                named_barrier(1 + side, kHalf);
-                const double e = sm.found[warp ^ 1];
-                const int m = sm.move[warp ^ 1];
-                if (e < winner || (e == winner && m < index)) winner = e, index = m;
+                __syncthreads();
+                take(sm.found[warp ^ 1], sm.move[warp ^ 1]);
             }
-            if (!(winner < least)) break;
-            if (move == index) sm.best[side] = mine;
-            if (kHalf > 32)
-                named_barrier(1 + side, kHalf);
-            else
-                __syncwarp();
-            best = sm.best[side], least = winner;
-            if (kHalf > 32)
-                named_barrier(1 + side, kHalf);
-            else
-                __syncwarp();
+            open = open && winner < least;
+            if (open) least = winner;
+            if (open && move == index) sm.best[side] = mine;
+            __syncthreads();
+            best = sm.best[side];
         }
-        if (own == 0) sm.best[side] = best, sm.least[side] = least;
+        if (own == 0) sm.least[side] = least;
     }
 };
 

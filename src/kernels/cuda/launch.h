@@ -30,10 +30,10 @@ struct AttendInstance {
 const std::vector<const AttendInstance*>& attend_instances();
 
 // Of instances that read the same pages: the lower, the faster for this many columns, as measured
-// (docs/performance.md). Warps side by side take time for every eight columns, a team of the kernels for many rows the
-// same for any number.
+// (docs/performance.md). Warps side by side take time for every eight columns, or sixteen, a team of the kernels for
+// many rows the same for any number.
 inline int32_t instance_rank(const AttendInstance& row, int32_t columns) {
-    if (row.unit == 32) return (columns + row.columns - 1) / row.columns * 8;
+    if (row.unit == 32) return (columns + row.columns - 1) / row.columns * (row.columns == 8 ? 8 : 15);
     if (columns > row.columns) return 1000;
     return row.columns == 32 ? 28 : 33;
 }

@@ -12,17 +12,17 @@ __device__ __constant__ static const float kDeviceSixteenths[16] = {
     0x1.306fep-1f,  0x1.2387a6p-1f, 0x1.172b84p-1f, 0x1.0b5586p-1f,
 };
 
-// unit * 2^(-i / 16).
-__device__ __forceinline__ float device_log_decode(float unit, int i) {
-    return __fmul_rn(unit, kDeviceSixteenths[i & 15] * exp2_of(-(i >> 4))); // the inner product is exact
+// unit * 2^(-i / 16). powers: kDeviceSixteenths in shared memory, where lanes may read different ones at once.
+__device__ __forceinline__ float device_log_decode(const float* powers, float unit, int i) {
+    return __fmul_rn(unit, powers[i & 15] * exp2_of(-(i >> 4))); // the inner product is exact
 }
 // The largest code whose value is at least x; FINE: in sixteenths of an octave, else in eighths.
 template <bool FINE>
-__device__ __forceinline__ int device_log_code(float unit, float x) {
+__device__ __forceinline__ int device_log_code(const float* powers, float unit, float x) {
     int code = 0;
 #pragma unroll
     for (int bit = 128; bit > 0; bit >>= 1)
-        if (device_log_decode(unit, (code + bit) << (FINE ? 0 : 1)) >= x) code += bit;
+        if (device_log_decode(powers, unit, (code + bit) << (FINE ? 0 : 1)) >= x) code += bit;
     return code;
 }
 __device__ __forceinline__ int device_offset_code(float x, float inverse) {

@@ -61,7 +61,7 @@ struct RowRing {
     using Rows = StagedRows<D, KEYS>;
     static constexpr int kThreads = KEYS ? D : 128, kPage = 128 * Rows::kPitch;
     static constexpr int kStages = D == 256 ? 3 : 2, kBytes = kStages * kPage;
-    static constexpr int kBlocks = 227 * 1024 / (kBytes + 3328); // of a multiprocessor
+    static constexpr int kBlocks = 227 * 1024 / (kBytes + 3328);    // of a multiprocessor
     static constexpr int kParts = D / 8, kStep = kThreads / kParts; // 16 bytes each; rows of a pass
 
     __device__ static void fetch(uint8_t* to, const uint16_t* rows, int64_t stride) {
