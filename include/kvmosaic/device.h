@@ -28,8 +28,6 @@ struct DeviceInfo {
 std::vector<DeviceInfo> devices();
 enum class ElementType : int32_t { f32, f16, bf16 };
 
-// ---- what lies on the device ----
-
 inline constexpr uint32_t kPageUnit = 32; // pages start at multiples of it
 
 // Where a page lies: units of kPageUnit bytes from the pool's base, and for tiered pages the number of granules of each
@@ -229,7 +227,7 @@ struct AppendCall {
     const void* k = nullptr; // [sequences][new_rows][kv_heads][D], f16 or bf16
     const void* v = nullptr;
     ElementType type = ElementType::bf16;
-    StoreSpec key, value; // grids as `encode` takes them
+    StoreSpec key, value; // grids as `encode` takes them; tiers and pages in planes, which other calls pack (flush 128)
 };
 // Stores the new rows raw and packs what is due on both sides; key.flush is 128 or 0. Pages are those of the tables.
 // Values of earlier rows are packed while the kernel before may still run, which therefore must not read this layer.
@@ -240,8 +238,9 @@ struct QueryCall {
     int32_t sequences = 0, new_rows = 1, heads = 0, kv_heads = 0, dim = 0;
     const void* q = nullptr;                                      // [sequences][new_rows][heads][D], f16 or bf16
     ElementType type = ElementType::bf16, raw = ElementType::f16; // raw: what q is rounded to, as the raw rows are
-    float* sums = nullptr;                                        // [slots * kv_heads][D] of |q|
+    float* sums = nullptr;                                        // [slots * kv_heads][D] of |q|, or of q^2
     int32_t* counts = nullptr;                                    // [slots * kv_heads]
+    bool squares = false;
 };
 // Adds the new rows' queries to the statistics, in the CPU's order (row, then head): equal to the bit. Before the pages
 // are sealed that these rows complete.

@@ -70,19 +70,22 @@ TEST(CudaDeviceCache, EveryMethodComesBackToTheByte) {
 }
 
 // Decode steps on the device beside the same steps on the CPU: outputs agree, pages are equal.
-void grow_on_device(const std::string& spec, const device::AttentionShape& kernel, bool mix) {
-    const std::vector<int64_t> start = {0, 130, 255, 700};
+// mix: tiers that are planned on the device; planes: and about a mean, which the host decides first.
+void grow_on_device(const std::string& spec, const device::AttentionShape& kernel, bool mix, bool planes = false) {
+    const std::vector<int64_t> start =
+        planes ? std::vector<int64_t>{132, 140, 255, 700} : std::vector<int64_t>{0, 130, 255, 700};
     const int32_t steps = 300, sequences = int32_t(start.size());
     Pair pair(spec, start, 1100, mix ? 8.0 : 0.0);
     device::DeviceCache& moved = *pair.moved;
-    for (SeqId s = 1; s < sequences; ++s) { // slot 0 is a sequence that begins on the device
+    for (SeqId s = planes ? 0 : 1; s < sequences; ++s) { // slot 0 may be a sequence that begins on the device
         const Status up = moved.upload(s, *pair.cache, s);
         ASSERT_TRUE(up.ok()) << up.message();
     }
-    const SeqId empty = 0;
-    pair.write(empty, 0, 1); // a sequence needs a first row to exist
-    ASSERT_TRUE(moved.upload(0, *pair.cache, 0).ok());
-    pair.rows[0] = 1;
+    if (!planes) {
+        pair.write(SeqId(0), 0, 1); // a sequence needs a first row to exist
+        ASSERT_TRUE(moved.upload(0, *pair.cache, 0).ok());
+        pair.rows[0] = 1;
+    }
 
     device::AttentionShape shape = kernel;
     shape.heads = kHeads, shape.kv_heads = kKvHeads, shape.dim = kDim, shape.max_sequences = sequences;
@@ -111,7 +114,7 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                                     moved.window(0, Side::value), nullptr)
                         .ok());
         ASSERT_TRUE((*attention)->plan(moved.states(0), sequences, nullptr).ok());
-        std::vector<device::EncodeJob> due; // tiered keys: pages that this step completes
+        std::vector<device::EncodeJob> due, due_values; // pages that this step completes and other calls pack
         for (int s = 0; mix && s < sequences; ++s) {
             const device::RowWindow w = moved.window(0, Side::key);
             const Window rule{.front = w.front, .keep = w.keep, .flush = w.flush, .first = w.first};
@@ -128,6 +131,12 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                 job.head = s * kKvHeads + h, job.page = int32_t(before / kPageTokens);
                 job.row = (int64_t(job.head) * capacity + before % capacity) * kDim;
                 due.push_back(job);
+                const int value_capacity = moved.layer(0).value.recent.capacity;
+                job.row = (int64_t(job.head) * value_capacity + before % value_capacity) * kDim;
+                const uint32_t bytes = planes ? device::page_bytes(shape.value, Side::value, kDim) : 0;
+                job.unit = uint32_t(int64_t(job.head) * moved.layer(0).table_stride + job.page) *
+                           (bytes / device::kPageUnit); // pages of one size lie in the order of the table
+                due_values.push_back(job);
             }
         }
         for (int32_t l = 0; l < kLayers; ++l) {
@@ -143,6 +152,7 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                 queries.kv_heads = kKvHeads, queries.dim = kDim, queries.q = q.data;
                 queries.type = device::ElementType::f16, queries.raw = append.memory.raw;
                 queries.sums = moved.query_sums(l), queries.counts = moved.query_counts(l);
+                queries.squares = planes;
                 ASSERT_TRUE(device::add_queries(queries, nullptr).ok());
                 DeviceArray<device::EncodeJob> jobs(due);
                 const device::DeviceCache::Pool pool = moved.key_pool(l);
@@ -153,14 +163,31 @@ void grow_on_device(const std::string& spec, const device::AttentionShape& kerne
                 seal.raw_above = 1.8f, seal.mid_above = 1.2f;
                 seal.table = append.memory.key.pages, seal.table_stride = append.memory.table_stride;
                 seal.pool_used = pool.used, seal.pool_units = pool.units, seal.exhausted = pool.exhausted;
-                const Status sealed = device::encode_mix(seal, nullptr);
+                seal.mean = moved.key_mean(l), seal.vectors = shape.key.vectors;
+                const Status sealed = planes ? device::encode_planes(shape.key, Side::key, kDim, seal, nullptr)
+                                             : device::encode_mix(seal, nullptr);
                 ASSERT_TRUE(sealed.ok()) << sealed.message();
+                DeviceArray<device::EncodeJob> value_jobs(due_values);
+                device::PlannedCall values;
+                values.pages = {append.memory.value.recent.base,
+                                kDim,
+                                append.memory.raw,
+                                value_jobs.data,
+                                int32_t(due_values.size()),
+                                append.memory.value.pool,
+                                nullptr};
+                values.hadamard = true;
+                if (planes) {
+                    const Status fitted = device::encode_planes(shape.value, Side::value, kDim, values, nullptr);
+                    ASSERT_TRUE(fitted.ok()) << fitted.message();
+                }
                 KVMOSAIC_CUDA_CHECK(cudaDeviceSynchronize()); // jobs end with the loop's body
             }
             device::AttendCall attend;
             attend.memory = moved.layer(l), attend.q = q.data, attend.out = out.data;
             attend.q_type = device::ElementType::f16, attend.out_type = device::ElementType::f32;
             attend.scale = test::default_scale(pair.shape.layers[0]);
+            if (planes) attend.mean = moved.key_mean(l);
             const Status attended = (*attention)->attend(attend, nullptr);
             ASSERT_TRUE(attended.ok()) << attended.message();
         }
@@ -259,6 +286,15 @@ TEST(CudaDeviceCache, PagesInTiersGrowThere) {
     device::AttentionShape shape;
     shape.widths = {16, 4, 2};
     grow_on_device("mixkvq:group=128,hi=1.8,mid=1.2", shape, true);
+}
+
+// Keys about a mean, planned and searched there, values rotated and fitted.
+TEST(CudaDeviceCache, PagesInPlanesGrowThere) {
+    KVMOSAIC_NEEDS_GPU();
+    device::AttentionShape shape;
+    shape.widths = {8, 6, 4, 3, 2, 1, 0};
+    shape.value_hadamard = kDim;
+    grow_on_device("mosaic:k=2,v=2", shape, true, true);
 }
 
 } // namespace

@@ -132,12 +132,14 @@ __global__ void __launch_bounds__(D) append_rows(const AppendParams p) {
                              m.value.pool + int64_t(ref.unit) * kUnit, codes, ranges);
         }
     };
-    int from_value = s.value_before, to_value = old;
+    // Pages that are packed whole are left to their own call.
+    const int packed = p.value_bits > 0 ? s.value_packed : s.value_before;
+    int from_value = s.value_before, to_value = min(old, packed);
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
         pack_values(from_value, to_value);
         if (pass == 1) break;
-        from_value = old, to_value = s.value_packed;
+        from_value = to_value, to_value = packed;
         wait_for_previous_kernel();
         for (int r = 0; r < p.new_rows; ++r) {
             const int row = s.rows - p.new_rows + r;
@@ -190,7 +192,8 @@ __global__ void add_query_rows(const device::QueryCall p) {
             const int64_t row = (int64_t(sequence) * p.new_rows + r) * p.heads + kv_head * group + g;
             const uint16_t x = static_cast<const uint16_t*>(p.q)[row * p.dim + c];
             const float q = p.type == ElementType::bf16 ? Raw<Bf16Rows>::get(x) : Raw<HalfRows>::get(x);
-            if (isfinite(q)) sum = __fadd_rn(sum, fabsf(Raw<T>::get(Raw<T>::put(q))));
+            const float kept = fabsf(Raw<T>::get(Raw<T>::put(q)));
+            if (isfinite(q)) sum = __fadd_rn(sum, p.squares ? __fmul_rn(kept, kept) : kept);
         }
     p.sums[head * p.dim + c] = sum;
     if (c == 0) p.counts[head] += p.new_rows * group;

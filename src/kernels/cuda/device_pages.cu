@@ -108,7 +108,7 @@ Status advance(SequenceState* states, int32_t sequences, int32_t new_rows, const
 
 Status append(const AppendCall& call, Stream stream) {
     for (const auto& [spec, side] : {std::pair(call.key, Side::key), std::pair(call.value, Side::value)})
-        if (Status s = served(spec, side, call.dim); !s) return s;
+        if (Status s = validate(spec, side, call.dim); !s) return s;
     if (call.type == ElementType::f32 || call.memory.raw == ElementType::f32)
         return bad("type = f32: must be f16 or bf16");
     const DevicePage value = cuda::device_page(layout(call.value, Side::value, call.dim));
@@ -121,13 +121,13 @@ Status append(const AppendCall& call, Stream stream) {
     const bool key_plain = key.kind == StoreKind::tiered ||
                            (key.kind == StoreKind::grid && key.rule == GridRule::asym && key.levels == 0 &&
                             key.clip == 1.0f && !key.along_depth && key.params == ParamType::f16);
-    if (!plain || !key_plain)
+    if ((!plain && !value.planes) || !key_plain)
         return Status(StatusCode::unsupported, "append: only asymmetric f16 grids with groups of tokens (keys) and "
-                                               "channels (values)");
+                                               "channels (values), tiers and pages in planes");
     cuda::AppendParams p;
     p.memory = call.memory, p.states = call.states, p.sequences = call.sequences, p.new_rows = call.new_rows;
     p.kv_heads = call.kv_heads, p.k = call.k, p.v = call.v, p.type = call.type;
-    p.value_bits = value.tiers[0].bits, p.value_groups = value.groups;
+    p.value_bits = value.planes ? 0 : value.tiers[0].bits, p.value_groups = value.planes ? 1 : value.groups;
     p.value_plane = uint32_t(call.dim) * 32, p.value_scales = value.scale_offset, p.value_zeros = value.zero_offset;
     p.value_bytes = value.bytes, p.key_scales = key.scale_offset, p.key_zeros = key.zero_offset;
     return failed("append", cuda::launch_append(key, p, stream_of(stream)));

@@ -62,7 +62,7 @@ struct AppendParams {
     const void* k = nullptr;
     const void* v = nullptr;
     ElementType type = ElementType::bf16;
-    // of the value store
+    // of the value store; 0 bits: another kernel packs them
     int32_t value_bits = 0, value_groups = 1;
     uint32_t value_plane = 0, value_scales = 0, value_zeros = 0, value_bytes = 0;
     // of the key store

@@ -210,6 +210,15 @@ void for_each_element(const PageLayout& host, const DevicePage& dev, Copy copy) 
 
 } // namespace
 
+Ladder ladder_of_planes(const uint8_t* counts) {
+    uint16_t channels[7];
+    std::memcpy(channels, counts, sizeof(channels));
+    Ladder ladder;
+    for (int i = 0; i < 7; ++i)
+        ladder.push(kPlaneWidths[i], channels[i]);
+    return ladder;
+}
+
 void to_device_order(const PageLayout& page, const uint8_t* from, uint8_t* to) {
     if (same_order(page)) {
         std::memcpy(to, from, page.bytes);
