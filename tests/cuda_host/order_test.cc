@@ -161,6 +161,19 @@ TEST(CudaOrder, PlanesGoThereAndBackExactly) {
         ASSERT_EQ(bytes, back) << "D " << page.dim << ", planes " << int(page.plane_count);
         if (page.side == Side::value) continue;
         // Kernels find the ladder behind the page, and every field where plane_site says.
+        const Ladder read = cuda::ladder_of_planes(there.data() + device.ladder_offset);
+        int32_t coded = 0;
+        for (int i = 0; i < read.count; ++i) {
+            if (read.tiers[size_t(i)].bits == 0) {
+                EXPECT_EQ(page.zero_bits, read.tiers[size_t(i)].channels);
+                continue;
+            }
+            ASSERT_LT(coded, page.tier_count);
+            EXPECT_EQ(page.tiers[size_t(coded)].bits, read.tiers[size_t(i)].bits);
+            EXPECT_EQ(page.tiers[size_t(coded)].live, read.tiers[size_t(i)].channels);
+            ++coded;
+        }
+        EXPECT_EQ(page.tier_count, coded);
         uint16_t ladder[16];
         std::memcpy(ladder, there.data() + device.ladder_offset, sizeof(ladder));
         int32_t channels = 0;
