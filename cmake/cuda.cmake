@@ -57,26 +57,23 @@ AttendInstance attend_@name@() { return make_attend_instance<@key@, @value@, 1, 
         string(APPEND entries "        attend_${name}(),\n")
         string(REGEX MATCHALL "[0-9]+" many_rows "${many_rows}")
         foreach(columns IN LISTS many_rows)
-            math(EXPR half "${columns} / 32")
             set(wide ${name}_c${columns})
             set(file ${CMAKE_CURRENT_BINARY_DIR}/attend_${wide}.cu)
             if(columns EQUAL 16) # two column tiles in a warp, which takes twice the registers
-                file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/cuda/attend_instance.cuh\"
-namespace kvmosaic::cuda {
-AttendInstance attend_@wide@() { return make_attend_instance<@key@, @value@, 2, 256>(\"@wide@\"); }
-} // namespace kvmosaic::cuda
-" @ONLY)
+                set(header attend_instance.cuh)
+                set(made "make_attend_instance<${key}, ${value}, 2, 256>")
                 list(APPEND files ${file})
-                string(APPEND declarations "AttendInstance attend_${wide}();\n")
-                string(APPEND entries "        attend_${wide}(),\n")
-                continue()
+            else()
+                math(EXPR half "${columns} / 32")
+                set(header attend_wide_instance.cuh)
+                set(made "make_wide_instance<${key}, ${value}, ${half}>")
+                list(APPEND wide_files ${file})
             endif()
-            file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/cuda/attend_wide_instance.cuh\"
+            file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/cuda/@header@\"
 namespace kvmosaic::cuda {
-AttendInstance attend_@wide@() { return make_wide_instance<@key@, @value@, @half@>(\"@wide@\"); }
+AttendInstance attend_@wide@() { return @made@(\"@wide@\"); }
 } // namespace kvmosaic::cuda
 " @ONLY)
-            list(APPEND wide_files ${file})
             string(APPEND declarations "AttendInstance attend_${wide}();\n")
             string(APPEND entries "        attend_${wide}(),\n")
         endforeach()

@@ -258,13 +258,11 @@ const PageLayout* DeviceCache::Impl::page_layout(const SideStore& s, const Slot&
     if (!s.varies) return host.intern(layout(s.store, which, s.dim));
     const auto& known = slot.pages[size_t(index)];
     if (size_t(page) < known.size()) return known[size_t(page)];
-    if (in_planes(s.store.rule)) { // which lists its widths at its end
-        if (tiers < 1 || tiers > s.page_units) return nullptr;
-        const Ladder ladder = cuda::ladder_of_planes(bytes + (tiers - 1) * size_t{kPageUnit});
-        return validate(ladder, s.dim, s.store) ? host.intern(layout(s.store, which, s.dim, ladder)) : nullptr;
-    }
-    const Ladder ladder =
-        s.store.page_map ? ladder_of_device_page(s.store, s.dim, s.widths, tiers, bytes) : slot.ladder[size_t(index)];
+    const bool planes = in_planes(s.store.rule); // their last unit lists the widths
+    if (planes && (tiers < 1 || tiers > s.page_units)) return nullptr;
+    const Ladder ladder = planes             ? cuda::ladder_of_planes(bytes + (tiers - 1) * size_t{kPageUnit})
+                          : s.store.page_map ? ladder_of_device_page(s.store, s.dim, s.widths, tiers, bytes)
+                                             : slot.ladder[size_t(index)];
     if (!validate(ladder, s.dim, s.store)) return nullptr;
     return host.intern(layout(s.store, which, s.dim, ladder));
 }

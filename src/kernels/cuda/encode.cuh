@@ -43,11 +43,6 @@ __device__ __forceinline__ uint32_t based_code_of(float x, float z, float invers
     const float t = __fmul_rn(__fsub_rn(x, z), inverse);
     return __float_as_uint(__fadd_rn(fminf(fmaxf(t, 0.0f), top), 12582912.0f));
 }
-// Rules whose codes have a middle (symmetric grids): x / s is rounded itself.
-__device__ __forceinline__ uint32_t based_code_of(float x, float inverse, float middle) {
-    const float t = __fmul_rn(x, inverse);
-    return __float_as_uint(__fadd_rn(fminf(fmaxf(t, -middle), middle), 12582912.0f)) + uint32_t(middle);
-}
 __device__ __forceinline__ uint32_t device_code_of(float x, float z, float inverse, float top) {
     return based_code_of(x, z, inverse, top) & 0xFFu;
 }
