@@ -63,6 +63,10 @@ AttendInstance attend_@name@() { return make_attend_instance<@key@, @value@, 1, 
                 set(header attend_instance.cuh)
                 set(made "make_attend_instance<${key}, ${value}, 2, 256>")
                 list(APPEND files ${file})
+            elseif(columns EQUAL 4) # integer products
+                set(header attend_instance.cuh)
+                set(made "make_attend_instance<${key}, ${value}, 1, ${threads}, true>")
+                list(APPEND files ${file})
             else()
                 math(EXPR half "${columns} / 32")
                 set(header attend_wide_instance.cuh)

@@ -38,9 +38,7 @@ void measure(const Store& store, const Shape& shape, const Regions& regions, con
     if (!instance) return; // not in this build's set
     Workload w(*instance, shape, store.ladder, regions);
     const int64_t pages = int64_t(shape.batch) * shape.kv_heads * shape.context / kPageTokens;
-    // As Attention::create chooses: narrow blocks where a warp has two pages or fewer.
-    const int most = instance->threads / instance->unit;
-    const int warps = pages < 132 * 24 && instance->unit == 32 ? 8 : most;
+    const int warps = instance_units(*instance, pages, 132); // as Attention::create
     const bool wide = instance->unit > 32 || shape.rows * shape.heads / shape.kv_heads > instance->columns;
     if (!w.configure(Config{warps, wide ? 2 : 1}) && !w.configure(Config{warps, 1}) && !w.configure(Config{8, 1}) &&
         !w.configure(Config{4, 1}) && !w.configure(Config{1, 1}))

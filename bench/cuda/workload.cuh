@@ -46,7 +46,6 @@ struct Workload {
     DeviceArray<SequencePlan> plans;
     DeviceArray<TeamPlan> team_plans;
     DeviceArray<BlockPlan> block_plans;
-    DeviceArray<HeadPlan> head_plans;
     DeviceArray<int32_t> prefix, arrivals;
     DeviceArray<float> warp_partial, block_partial;
     DeviceArray<float2> warp_ml, block_ml;
@@ -167,9 +166,8 @@ struct Workload {
         plans = DeviceArray<SequencePlan>(size_t(shape.batch));
         team_plans = DeviceArray<TeamPlan>(size_t(blocks * teams));
         block_plans = DeviceArray<BlockPlan>(size_t(blocks));
-        head_plans = DeviceArray<HeadPlan>(size_t(shape.batch * shape.kv_heads));
         prefix = DeviceArray<int32_t>(size_t(shape.batch + 1));
-        arrivals = DeviceArray<int32_t>(size_t(shape.batch * shape.kv_heads));
+        arrivals = DeviceArray<int32_t>(size_t(shape.batch * shape.kv_heads * columns));
         KVMOSAIC_CUDA_CHECK(cudaMemset(arrivals.data, 0, arrivals.size * 4));
         const size_t partial = size_t(blocks * warps * instance.columns), shares = size_t(blocks * 2 * columns);
         warp_partial = DeviceArray<float>(partial * size_t(instance.dim));
@@ -178,7 +176,6 @@ struct Workload {
         block_ml = DeviceArray<float2>(shares);
         warp_partial.poison(), warp_ml.poison(), block_partial.poison(), block_ml.poison(), out.poison();
         params.plans = plans.data, params.teams = team_plans.data, params.blocks = block_plans.data;
-        params.heads_plan = head_plans.data;
         params.group = shape.heads / shape.kv_heads, params.group_inverse = 65536 / params.group + 1;
         params.warps_per_block = warps, params.teams_per_block = teams, params.team = team, params.slots = config.slots;
         params.warp_partial = warp_partial.data, params.warp_ml = warp_ml.data;
@@ -186,7 +183,7 @@ struct Workload {
         params.arrivals = arrivals.data;
         PlanParams plan;
         plan.states = states.data, plan.plans = plans.data, plan.teams_plan = team_plans.data;
-        plan.blocks_plan = block_plans.data, plan.heads = head_plans.data;
+        plan.blocks_plan = block_plans.data;
         plan.prefix = prefix.data, plan.sequences = shape.batch, plan.kv_heads = shape.kv_heads, plan.rows = shape.rows;
         plan.blocks = blocks, plan.teams = teams;
         KVMOSAIC_CUDA_CHECK(launch_plan(plan, nullptr));

@@ -1,9 +1,9 @@
 // Fused split-KV decode attention over packed pages.
 //
-// Bound: bytes. A pair of 2-bit pages of 128 x 128 (9216 bytes) must pass every 450 clocks of an SM (4.7 TB/s on 132
-// SMs at 1.75 GHz); its 32768 codes cost about 1100 warp instructions, of which the 576 AND and shift at half rate take
-// 288 clocks of the ALUs and the 144 HMMA about 200 of the tensor cores. So there is room, provided that no warp waits
-// for another and that pages are always on their way. Below about 100 MB a call the fixed costs count as much: start,
+// Bound: bytes. A pair of 2-bit pages of 128 x 128 (9216 bytes) must pass every 480 clocks of an SM (4.7 TB/s on 132
+// SMs at 1.87 GHz). Measured, two warps a scheduler: 1850 clocks a pair by fp16 products, of which 144 HMMA with their
+// ANDs are 1400 (9.7 clocks each, bench/ladder/cuda-attend.md); by integer products (limbs.cuh, up to 4 columns) 1550,
+// and with three warps the bytes are what is waited for. Below about 100 MB a call the fixed costs count as much: start,
 // first page, merge.
 //
 // Threads: a block of up to 16 warps on each SM. A *team* (one warp; two or four where the query rows of a KV head
@@ -19,7 +19,8 @@
 #pragma once
 
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/merge.cuh"
+#include "kernels/cuda/limbs.cuh"
+#include "kernels/cuda/merge_threads.cuh"
 #include "kernels/cuda/quarter.cuh"
 
 namespace kvmosaic::cuda {
@@ -89,82 +90,69 @@ inline SharedPlan shared_plan(uint32_t key_bytes, int warps, int team, int slots
 // q of one (sequence, KV head) into the warp's table, each column divided by the power of two of its largest value.
 // place(channel, n): address of the 16 bytes of a channel and 8 columns. packed: those for packed keys, where they
 // differ.
-template <int D, int NT, class Place>
+template <int D, int NT, bool LIMBS, class Place>
 __device__ __forceinline__ void load_queries(const AttendParams& p, bool packed, int sequence, int head,
                                              int first_column, Place place, float* scale, int lane) {
-    constexpr int kPairs = D / 64; // of neighbouring channels, of a lane
-    const int columns = p.rows * p.group;
+    // A lane has four neighbouring channels out of 16 of one column: two words of two 8 x 8 matrices, which are stored
+    // transposed.
+    constexpr int kParts = D / 16;
+    const int columns = p.rows * p.group, t = lane & 3;
     packed = packed && p.q_packed;
     const bool bf16 = !packed && p.q_type == ElementType::bf16;
-    const uint32_t* q = reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(packed ? p.q_packed : p.q) +
-                                                          (int64_t(sequence) * p.rows * p.heads + head * p.group) * D) +
-                        lane;
+    const uint16_t* q = static_cast<const uint16_t*>(packed ? p.q_packed : p.q) +
+                        (int64_t(sequence) * p.rows * p.heads + head * p.group) * D + 4 * t;
+    const int stored = 4 * (lane >> 1 & 3) + 2 * (lane >> 3 & 1) + (lane & 1) + 16 * (lane >> 4); // of 32 channels
 #pragma unroll 1
     for (int n = 0; n < NT; ++n) {
-        uint32_t w[8][kPairs], most[4];
+        const int column = first_column + (LIMBS ? 4 * n + (lane >> 3) : 8 * n + (lane >> 2)),
+                  row = row_of_column(p, column);
+        const uint2* from = reinterpret_cast<const uint2*>(q + (row * (p.heads - p.group) + column) * D);
+        uint2 w[kParts];
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const int column = first_column + 8 * n + c, row = row_of_column(p, column);
-            const uint32_t* from = q + (row * (p.heads - p.group) + column) * (D / 2);
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i)
-                w[c][i] = column < columns ? from[32 * i] : 0u;
-        }
+        for (int i = 0; i < kParts; ++i)
+            w[i] = column < columns ? from[4 * i] : make_uint2(0u, 0u);
         // The largest magnitude's bits; those of either type grow with it.
+        uint32_t top = 0;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            uint32_t top = 0;
+        for (int i = 0; i < kParts; ++i)
+            top = __vmaxu2(top, __vmaxu2(w[i].x & 0x7FFF7FFFu, w[i].y & 0x7FFF7FFFu));
 #pragma unroll
-            for (int i = 0; i < kPairs; ++i)
-                top = __vmaxu2(top, w[c][i] & 0x7FFF7FFFu);
-            top = max(top & 0xFFFFu, top >> 16);
-            most[c >> 1] = c & 1 ? most[c >> 1] | top << 16 : top;
-        }
+        for (int s = 1; s < 4; s <<= 1)
+            top = __vmaxu2(top, __shfl_xor_sync(~0u, top, s));
+        const uint32_t bits = max(top & 0xFFFFu, top >> 16);
+        int exponent = bf16 ? min(max(int(bits >> 7), 14), 240) : int(bits >> 10) + 112; // biased, of fp32
+        if (bits == 0) exponent = 127;
+        const float down = __uint_as_float(uint32_t(254 - exponent) << 23);
+        if (t == 0) scale[8 * n + (lane >> 2)] = p.scale_log2 * __uint_as_float(uint32_t(exponent) << 23);
+        const auto scaled_pair = [&](uint32_t v) {
+            const float2 f = bf16 ? unpack_bf162(v) : unpack_half2(v);
+            return pack_half2(f.x * down, f.y * down);
+        };
 #pragma unroll
-        for (int s = 16; s >= 1; s >>= 1)
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                most[c] = __vmaxu2(most[c], __shfl_xor_sync(~0u, most[c], s));
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            const uint32_t bits = c & 1 ? most[c >> 1] >> 16 : most[c >> 1] & 0xFFFFu;
-            int exponent = bf16 ? min(max(int(bits >> 7), 14), 240) : int(bits >> 10) + 112; // biased, of fp32
-            if (bits == 0) exponent = 127;
-            const float down = __uint_as_float(uint32_t(254 - exponent) << 23);
-#pragma unroll
-            for (int i = 0; i < kPairs; ++i) {
-                const float2 f = bf16 ? unpack_bf162(w[c][i]) : unpack_half2(w[c][i]);
-                w[c][i] = pack_half2(f.x * down, f.y * down);
-            }
-            if (lane == c) scale[8 * n + c] = p.scale_log2 * __uint_as_float(uint32_t(exponent) << 23);
-        }
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i)
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const uint32_t to = place(64 * i + 2 * lane + odd, n);
-                const uint32_t pick = odd ? 0x7632 : 0x5410;
-                store_shared16(to,
-                               make_uint4(__byte_perm(w[0][i], w[1][i], pick), __byte_perm(w[2][i], w[3][i], pick),
-                                          __byte_perm(w[4][i], w[5][i], pick), __byte_perm(w[6][i], w[7][i], pick)));
-            }
+        for (int i = 0; i < kParts; i += 2)
+            stmatrix4_trans(place(16 * i + stored, n), scaled_pair(w[i].x), scaled_pair(w[i].y),
+                            scaled_pair(w[i + 1].x), scaled_pair(w[i + 1].y));
     }
     __syncwarp();
 }
 
-// exp2 of the logits as operands for the mix; moves the maximum when it has grown too far.
+// exp2 of the logits as operands for the mix; moves the maximum when it has grown too far. LIMBS: a lane's two columns
+// are the same query column, and x[.][.][0] and [2] are read.
 // `fresh`: bit 2n + i of a column that has no maximum yet; until it has one it counts from 0.
-template <int TILES, int D, int NT>
+template <int TILES, int D, int NT, bool LIMBS>
 __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& col, uint32_t& fresh,
                                         MixState<D, NT>& state, uint32_t (&p)[TILES][NT][2]) {
     const auto most = [&](int n, float& m0, float& m1) {
         m0 = m1 = kNoMaximum;
 #pragma unroll
         for (int j = 0; j < TILES; ++j)
-            m0 = fmaxf(m0, fmaxf(x[j][n][0], x[j][n][2])), m1 = fmaxf(m1, fmaxf(x[j][n][1], x[j][n][3]));
+            m0 = fmaxf(m0, fmaxf(x[j][n][0], x[j][n][2])), m1 = LIMBS ? m1 : fmaxf(m1, fmaxf(x[j][n][1], x[j][n][3]));
 #pragma unroll
-        for (int s = 4; s < 32; s <<= 1)
-            m0 = fmaxf(m0, __shfl_xor_sync(~0u, m0, s)), m1 = fmaxf(m1, __shfl_xor_sync(~0u, m1, s));
+        for (int s = 4; s < 32; s <<= 1) {
+            m0 = fmaxf(m0, __shfl_xor_sync(~0u, m0, s));
+            if (!LIMBS) m1 = fmaxf(m1, __shfl_xor_sync(~0u, m1, s));
+        }
+        if (LIMBS) m1 = m0;
     };
     if (__any_sync(~0u, fresh != 0)) {
 #pragma unroll
@@ -188,8 +176,9 @@ __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& c
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            p[j][n][0] = pack_half2(fast_exp2(x[j][n][0]), fast_exp2(x[j][n][1]));
-            p[j][n][1] = pack_half2(fast_exp2(x[j][n][2]), fast_exp2(x[j][n][3]));
+            const float a = fast_exp2(x[j][n][0]), b = fast_exp2(x[j][n][2]);
+            p[j][n][0] = pack_half2(a, LIMBS ? a : fast_exp2(x[j][n][1]));
+            p[j][n][1] = pack_half2(b, LIMBS ? b : fast_exp2(x[j][n][3]));
             top = hmax2(top, hmax2(p[j][n][0], p[j][n][1]));
         }
     const float2 tops = unpack_half2(top);
@@ -203,8 +192,9 @@ __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& c
             state.rescale(n, fast_exp2(-m0), fast_exp2(-m1));
 #pragma unroll
             for (int j = 0; j < TILES; ++j) {
-                p[j][n][0] = pack_half2(fast_exp2(x[j][n][0] - m0), fast_exp2(x[j][n][1] - m1));
-                p[j][n][1] = pack_half2(fast_exp2(x[j][n][2] - m0), fast_exp2(x[j][n][3] - m1));
+                const float a = fast_exp2(x[j][n][0] - m0), b = fast_exp2(x[j][n][2] - m0);
+                p[j][n][0] = pack_half2(a, LIMBS ? a : fast_exp2(x[j][n][1] - m1));
+                p[j][n][1] = pack_half2(b, LIMBS ? b : fast_exp2(x[j][n][3] - m1));
             }
         }
     }
@@ -215,7 +205,7 @@ __device__ __forceinline__ void softmax(float (&x)[TILES][NT][4], Columns<NT>& c
             p[j][n][0] = transpose8(p[j][n][0]), p[j][n][1] = transpose8(p[j][n][1]);
 }
 
-template <class K, class V, int NT>
+template <class K, class V, int NT, bool LIMBS>
 __device__ __forceinline__ void attend_quarter(const AttendParams& p, const SequencePlan& plan, const QuarterPlace& at,
                                                const KeySpot& spot, int kv_head, int first_column, uint32_t q, int lane,
                                                Columns<NT>& col, uint32_t& fresh, MixState<V::D, NT>& state) {
@@ -235,7 +225,8 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
     for (int n = 0; n < NT; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int row = row_of_column(p, first_column + 8 * n + 2 * t + (i & 1));
+            const int column = first_column + (LIMBS ? 4 * n + t : 8 * n + 2 * t + (i & 1));
+            const int row = row_of_column(p, column);
             const int end = min(at.high, plan.state.rows - (p.rows - 1 - row) - at.start);
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -245,7 +236,9 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
             }
         }
     uint32_t pr[2][NT][2];
-    softmax<2, V::D, NT>(x, col, fresh, state, pr);
+    softmax<2, V::D, NT, LIMBS>(x, col, fresh, state, pr);
+    float zero[NT][2];
+    if constexpr (LIMBS) open_columns(state, zero);
     if (at.value_raw) {
         mix_raw<V, NT>(raw_block(at.front ? p.value_front : p.value_recent, head, plan.state, at, V::D * 2), at,
                        p.raw_type == ElementType::bf16, lane, pr, state);
@@ -254,11 +247,14 @@ __device__ __forceinline__ void attend_quarter(const AttendParams& p, const Sequ
         V::template mix_quarter<NT>(p.value_pool + int64_t(ref.unit) * kUnit, spot.scratch + K::kValueScales, lane,
                                     at.quarter, pr, state);
     }
+    if constexpr (LIMBS) close_columns(state, zero);
 }
 
-template <class K, class V, int NT, int THREADS>
+// LIMBS: packed pages by integer products, 4 NT columns a warp (limbs.cuh).
+template <class K, class V, int NT, int THREADS, bool LIMBS>
 __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(128) uint8_t memory[];
+    constexpr int kColumns = (LIMBS ? 4 : 8) * NT; // of a warp
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int width = p.team; // of a team
     const int team = width == 1 ? warp : warp / width, part = warp - team * width;
@@ -289,7 +285,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
     const uint32_t ring = base + uint32_t(team) * p.shared.team_ring;
     const uint32_t q = base + p.shared.q + uint32_t(warp * K::D * 16 * NT);
     float* scale = reinterpret_cast<float*>(memory + p.shared.scale) + warp * 8 * NT;
-    const int first_column = part * 8 * NT;
+    const int first_column = part * kColumns;
     const TeamPlan plan = p.teams[blockIdx.x * teams + team];
 
     if (part == 0 && lane < p.slots) {
@@ -368,7 +364,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
         const int wanted = K::kBasis && p.q_packed && item >= pages && place.key_raw ? 0 : 1;
         if (opening || (K::kBasis && loaded != wanted)) {
             if (K::kBasis) __syncwarp();
-            load_queries<K::D, NT>(
+            load_queries<K::D, NT, LIMBS>(
                 p, K::kBasis && wanted, sequence, head, first_column,
                 [q](int channel, int n) { return q + uint32_t(channel * 16 * NT + 16 * n); }, scale, lane);
             const int t = lane & 3;
@@ -412,36 +408,46 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
             float x[8][NT][4];
             const uint32_t page = ring + uint32_t(slot) * p.shared.slot;
             barrier_wait(full(slot, 0), phase);
-            K::template score<NT>(p, page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x, spot);
+            if constexpr (LIMBS && kScoresByLimbs<K>)
+                score_limbs<K, NT>(page, q, lane, col, x);
+            else
+                K::template score<NT>(p, page, K::kTiered ? slot_tiers[slot] : 0u, q, lane, col, x, spot);
             release(0);
             uint32_t pr[8][NT][2];
-            softmax<8, V::D, NT>(x, col, fresh, state, pr);
+            softmax<8, V::D, NT, LIMBS>(x, col, fresh, state, pr);
             barrier_wait(full(slot, 1), phase);
-            V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, spot.scratch + K::kValueScales, lane,
-                                pr, state);
+            if constexpr (LIMBS)
+                mix_limbs<V, NT>(page + p.shared.key_slot, base + p.shared.ones, lane, pr, state);
+            else
+                V::template mix<NT>(page + p.shared.key_slot, base + p.shared.ones, spot.scratch + K::kValueScales,
+                                    lane, pr, state);
             release(1);
             if (more) more = advance();
             if (++slot == p.slots) slot = 0, phase ^= 1;
         } else {
             if (!K::kBasis && !V::kRotated) place = quarter_place(p.plans[sequence], item - pages);
-            attend_quarter<K, V, NT>(p, p.plans[sequence], place, spot, head, first_column, q, lane, col, fresh, state);
+            attend_quarter<K, V, NT, LIMBS>(p, p.plans[sequence], place, spot, head, first_column, q, lane, col, fresh,
+                                            state);
         }
         const bool ends = ++item == items;
         if (ends || left == 1) {
             if constexpr (V::kRotated)
                 if (rotated) V::turn(state, lane), rotated = false;
+            if constexpr (LIMBS)
+                for (int n = 0; n < NT; ++n)
+                    state.zero.odd[n][2] = state.zero.even[n][3]; // where the sum of both steps is taken from
             const bool joins = !ends || (sequence == plan.sequence && head == plan.head && plan.item > 0);
             Target to;
             if (joins && left == 1) {
                 to.partial =
                     reinterpret_cast<float*>(memory + p.shared.partial + uint32_t(warp) * p.shared.partial_stride);
-                to.ml = reinterpret_cast<float2*>(memory + p.shared.ml) + warp * 8 * NT;
+                to.ml = reinterpret_cast<float2*>(memory + p.shared.ml) + warp * kColumns;
             } else if (joins) {
                 const int64_t w = int64_t(blockIdx.x) * p.warps_per_block + warp;
-                to.partial = p.warp_partial + w * 8 * NT * V::D;
-                to.ml = p.warp_ml + w * 8 * NT;
+                to.partial = p.warp_partial + w * kColumns * V::D;
+                to.ml = p.warp_ml + w * kColumns;
             }
-            emit<V, NT>(p, to, sequence * p.kv_heads + head, first_column, col, state, lane);
+            emit<V, NT, LIMBS>(p, to, sequence * p.kv_heads + head, first_column, col, state, lane);
             item = 0, opening = true;
             if (left > 1 && ++head == p.kv_heads) {
                 head = 0, ++sequence;
@@ -450,10 +456,19 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
         }
     }
     if (plan.count == 0)
-        for (int i = lane; i < 8 * NT; i += 32)
-            (reinterpret_cast<float2*>(memory + p.shared.ml) + warp * 8 * NT)[i] = make_float2(kNoMaximum, 0.0f);
-    __syncthreads();
-    merge_block<V, NT>(p, memory, *reinterpret_cast<const BlockPlan*>(memory + p.shared.block), width);
+        for (int i = lane; i < kColumns; i += 32)
+            (reinterpret_cast<float2*>(memory + p.shared.ml) + warp * kColumns)[i] = make_float2(kNoMaximum, 0.0f);
+    BlockPlan& block = *reinterpret_cast<BlockPlan*>(memory + p.shared.block);
+    if constexpr (kColumns > 8) {
+        __syncthreads();
+        merge_block_by_threads<V, kColumns>(p, memory, block, width);
+    } else {
+        const int order = __shfl_sync(~0u, lane == 0 ? atomicAdd(&block.finished, 1) : 0, 0), warps = blockDim.x >> 5;
+        Merger who = {order, warps, false};
+        if (warps > 1) who = {max(order - 1, 0), warps - 1, order == 0};
+        join_block(who.rehearses);
+        merge_block<V, kColumns, 3>(p, memory, block, width, who);
+    }
 }
 
 } // namespace kvmosaic::cuda

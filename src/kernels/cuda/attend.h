@@ -17,8 +17,7 @@ struct float2; // of the CUDA toolkit; the plan is plain C++ and is tested witho
 namespace kvmosaic::cuda {
 
 inline constexpr int32_t kQuarter = 32;
-inline constexpr int32_t kQuarterCost = 2; // in page items, for the balance of work
-inline constexpr int32_t kMaxWarps = 16;   // of a block
+inline constexpr int32_t kMaxWarps = 16; // of a block
 
 using device::ElementType;
 using device::PageRef;
@@ -49,16 +48,17 @@ struct MergeTask {
     uint8_t to = result;
     uint8_t stop_is_first = 0; // of team `stop` it is the first of several heads: its sums lie in global scratch
 };
+// Blocks that share a (sequence, KV head).
+struct HeadPlan {
+    int32_t first_block = 0, blocks = 0;
+};
 struct BlockPlan {
     int32_t tasks = 0;
     int32_t before = -1, after = -1; // heads shared with other blocks
     uint32_t work = 0;               // teams that have items, a bit each
+    int32_t finished = 0;            // warps that are done, counted by the block in its copy
+    HeadPlan shares[2];              // of `before` and `after`
     MergeTask task[kMaxWarps + 1];
-};
-
-// Blocks that share a (sequence, KV head).
-struct HeadPlan {
-    int32_t first_block = 0, blocks = 0;
 };
 
 // Offsets in shared memory.
@@ -101,10 +101,9 @@ struct AttendParams {
     int32_t sequences = 0, rows = 1, heads = 0, kv_heads = 0;
     float scale_log2 = 1.0f; // softmax scale times log2(e)
     // plan
-    const SequencePlan* plans = nullptr;  // [sequences]
-    const TeamPlan* teams = nullptr;      // [blocks * teams]
-    const BlockPlan* blocks = nullptr;    // [blocks]
-    const HeadPlan* heads_plan = nullptr; // [sequences * kv_heads]
+    const SequencePlan* plans = nullptr; // [sequences]
+    const TeamPlan* teams = nullptr;     // [blocks * teams]
+    const BlockPlan* blocks = nullptr;   // [blocks]
     // launch shape
     int32_t group = 1, group_inverse = 65537; // heads / kv_heads; 65536 / group + 1
     // warps: units of the instance (launch.h); team: units that share pages; slots: page pairs in flight of a team
@@ -115,7 +114,7 @@ struct AttendParams {
     float2* warp_ml = nullptr;      // [blocks * warps][8 * NT]
     float* block_partial = nullptr; // [blocks][2][columns][D]
     float2* block_ml = nullptr;
-    int32_t* arrivals = nullptr; // [sequences * kv_heads], zero between launches
+    int32_t* arrivals = nullptr; // [sequences * kv_heads][columns], zero between launches
 };
 
 } // namespace kvmosaic::cuda

@@ -27,14 +27,14 @@ AttendInstance make_attend_row(const char* name) {
     return row;
 }
 
-template <class K, class V, int NT, int THREADS>
+template <class K, class V, int NT, int THREADS, bool LIMBS = false>
 AttendInstance make_attend_instance(const char* name) {
     AttendInstance row = make_attend_row<K, V>(name);
     row.basis = K::kBasis;
-    row.columns = 8 * NT;
+    row.columns = (LIMBS ? 4 : 8) * NT;
     row.unit = 32;
     row.threads = THREADS;
-    row.kernel = reinterpret_cast<const void*>(&attend_kernel<K, V, NT, THREADS>);
+    row.kernel = reinterpret_cast<const void*>(&attend_kernel<K, V, NT, THREADS, LIMBS>);
     row.shared = &shared_plan<K, V, NT>;
     return row;
 }

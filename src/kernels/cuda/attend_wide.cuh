@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(2 * kWideTeam, 1) attend_wide_kernel(const __g
             if (opening) {
                 opening = false;
                 state.clear();
-                load_queries<K::D, H>(
+                load_queries<K::D, H, false>(
                     p, false, sequence, head, 8 * H * warp,
                     [&](int channel, int n) { return query_place(q, uint32_t(channel), uint32_t(H * warp + n)); },
                     scale, lane);
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(2 * kWideTeam, 1) attend_wide_kernel(const __g
                 make_float2(kNoMaximum, 0.0f);
     }
     __syncthreads();
-    merge_block<V, kColumns / 8>(p, memory, *reinterpret_cast<const BlockPlan*>(memory + p.shared.block), 1);
+    merge_block_by_threads<V, kColumns>(p, memory, *reinterpret_cast<const BlockPlan*>(memory + p.shared.block), 1);
 #endif
 }
 

@@ -149,11 +149,9 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return failed("device", error);
     const uint32_t limit = cuda::shared_limit(row);
-    // Up to two pages a warp the start of a wide block costs more than its width brings.
     const int64_t pages = shape.expected_rows / kPageTokens * shape.kv_heads;
-    const bool small = shape.expected_rows > 0 && pages < int64_t(multiprocessors) * 24;
     const int32_t most = row.threads / row.unit;
-    int32_t warps = shape.warps > 0 ? shape.warps : small && row.unit == 32 ? 8 : most;
+    int32_t warps = shape.warps > 0 ? shape.warps : cuda::instance_units(row, pages, multiprocessors);
     warps = std::min(warps, most) / team * team;
     if (warps == 0) warps = team;
     if (warps > most)
@@ -188,7 +186,7 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     const size_t prefix = m.take<int32_t>(size_t(shape.max_sequences) + 1);
     const size_t team_plans = m.take<cuda::TeamPlan>(size_t(impl->blocks) * size_t(teams));
     const size_t block_plans = m.take<cuda::BlockPlan>(size_t(impl->blocks));
-    const size_t head_plans = m.take<cuda::HeadPlan>(heads), arrivals = m.take<int32_t>(heads);
+    const size_t arrivals = m.take<int32_t>(heads * size_t(columns));
     const size_t warp_partial = m.take<float>(partial * dim), warp_ml = m.take<float2>(partial);
     const size_t block_partial = m.take<float>(shares * dim), block_ml = m.take<float2>(shares);
     error = cudaMalloc(&m.base, m.used);
@@ -198,7 +196,6 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     p.plans = m.at<cuda::SequencePlan>(plans);
     p.teams = m.at<cuda::TeamPlan>(team_plans);
     p.blocks = m.at<cuda::BlockPlan>(block_plans);
-    p.heads_plan = m.at<cuda::HeadPlan>(head_plans);
     p.arrivals = m.at<int32_t>(arrivals);
     p.warp_partial = m.at<float>(warp_partial), p.warp_ml = m.at<float2>(warp_ml);
     p.block_partial = m.at<float>(block_partial), p.block_ml = m.at<float2>(block_ml);
@@ -212,7 +209,6 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     plan.plans = m.at<cuda::SequencePlan>(plans);
     plan.teams_plan = m.at<cuda::TeamPlan>(team_plans);
     plan.blocks_plan = m.at<cuda::BlockPlan>(block_plans);
-    plan.heads = m.at<cuda::HeadPlan>(head_plans);
     plan.prefix = m.at<int32_t>(prefix);
     plan.kv_heads = shape.kv_heads, plan.rows = shape.rows, plan.blocks = impl->blocks, plan.teams = teams;
     return std::unique_ptr<Attention>(new Attention(std::move(impl)));

@@ -30,12 +30,20 @@ struct AttendInstance {
 const std::vector<const AttendInstance*>& attend_instances();
 
 // Of instances that read the same pages: the lower, the faster for this many columns, as measured
-// (docs/performance.md). Warps side by side take time for every eight columns, or sixteen, a team of the kernels for
-// many rows the same for any number.
+// (docs/performance.md). Warps side by side take time for every four, eight or sixteen columns, a team of the kernels
+// for many rows the same for any number.
 inline int32_t instance_rank(const AttendInstance& row, int32_t columns) {
-    if (row.unit == 32) return (columns + row.columns - 1) / row.columns * (row.columns == 8 ? 8 : 15);
-    if (columns > row.columns) return 1000;
+    const int32_t teams = (columns + row.columns - 1) / row.columns;
+    if (row.unit == 32) return teams * (row.columns == 4 ? 7 : row.columns == 8 ? 8 : 15);
+    if (teams > 1) return 1000;
     return row.columns == 32 ? 28 : 33;
+}
+
+// Units of a block where a caller does not say. Up to two pages a warp the start of a wide block costs more than its
+// width brings, except with integer products. pages: of all KV heads, or 0 where that is not known.
+inline int32_t instance_units(const AttendInstance& row, int64_t pages, int32_t multiprocessors) {
+    const bool small = pages > 0 && pages < int64_t(multiprocessors) * 24;
+    return small && row.unit == 32 && row.columns > 4 ? 8 : row.threads / row.unit;
 }
 
 // Dynamic shared memory that a block of the kernel may have on the current device; 0 where it cannot be told.

@@ -54,15 +54,15 @@ struct Target {
 };
 
 // One piece of code for both, as cold code costs microseconds at the end of a short launch.
-template <class V, int NT>
+template <class V, int NT, bool LIMBS>
 __device__ __forceinline__ void emit(const AttendParams& p, const Target& to, int head, int first_column,
                                      const Columns<NT>& col, const MixState<V::D, NT>& state, int lane) {
     const int g = lane >> 2, t = lane & 3, columns = p.rows * p.group;
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int own = 8 * n + 2 * t + i, column = first_column + own;
+        for (int i = 0; i < (LIMBS ? 1 : 2); ++i) {
+            const int own = LIMBS ? 4 * n + t : 8 * n + 2 * t + i, column = first_column + own;
             const float l = __shfl_sync(~0u, state.zero.get(n, i), 28 + t), m = col.max[n][i];
             const int64_t row = to.partial ? own : column < columns ? result_row(p, head, column) : -1;
             const float r = to.partial ? 1.0f : inverse_or_zero(l);
@@ -95,14 +95,60 @@ __device__ __forceinline__ void emit(const AttendParams& p, const Target& to, in
 struct Merged {
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float m = -1e30f, l = 0.0f;
-    __device__ __forceinline__ void add(float4 v, float2 ml) {
-        const float top = fmaxf(m, ml.x), old = fast_exp2(m - top), f = fast_exp2(ml.x - top);
-        sum.x = fmaf(v.x, f, sum.x * old), sum.y = fmaf(v.y, f, sum.y * old);
-        sum.z = fmaf(v.z, f, sum.z * old), sum.w = fmaf(v.w, f, sum.w * old);
-        l = fmaf(ml.y, f, l * old);
-        m = top;
-    }
 };
+
+// One column of a head, four channels in a lane: joins `count` sums. state(i): {m, l} of the i-th, in any lane;
+// from(i, u): this lane's part of it; u is 0 where i may be. GROUPS times 6 of them are on their way at once. Sums with
+// l = 0 (idle teams, rows that saw nothing) are not used. Order: as they are numbered.
+template <int GROUPS, class State, class From>
+__device__ __forceinline__ Merged merge_column(int count, int lane, State state, From from) {
+    constexpr int kGroup = 6, kBatch = kGroup * GROUPS;
+    Merged a;
+#pragma unroll 1
+    for (int first = 0; first < count; first += 32) { // lane i holds what belongs to sum first + i
+        const int n = min(32, count - first);
+        const float2 ml = lane < n ? state(first + lane) : make_float2(-1e30f, 0.0f);
+        float weight = 0.0f;
+#pragma unroll 1
+        for (int i0 = 0; i0 < n; i0 += kBatch) {
+            float4 v[kBatch];
+#pragma unroll
+            for (int g = 0; g < kBatch; g += kGroup) {
+                if (i0 + g >= n) break;
+#pragma unroll
+                for (int u = g; u < g + kGroup; ++u)
+                    if (i0 + u < n) v[u] = from(first + i0 + u, u);
+            }
+            if (i0 == 0) { // while they are on their way
+                float m = ml.x;
+#pragma unroll
+                for (int s = 16; s >= 1; s >>= 1)
+                    m = fmaxf(m, __shfl_xor_sync(~0u, m, s));
+                m = fmaxf(m, a.m);
+                weight = ml.y > 0.0f ? fast_exp2(ml.x - m) : 0.0f;
+                float l = weight * ml.y;
+#pragma unroll
+                for (int s = 16; s >= 1; s >>= 1)
+                    l += __shfl_xor_sync(~0u, l, s);
+                const float old = fast_exp2(a.m - m);
+                a.sum.x *= old, a.sum.y *= old, a.sum.z *= old, a.sum.w *= old;
+                a.l = fmaf(a.l, old, l), a.m = m;
+            }
+#pragma unroll
+            for (int g = 0; g < kBatch; g += kGroup) {
+                if (i0 + g >= n) break;
+#pragma unroll
+                for (int u = g; u < g + kGroup; ++u) {
+                    const float f = __shfl_sync(~0u, weight, i0 + u);
+                    if (i0 + u >= n || f == 0.0f) continue; // what is there may never have been written
+                    a.sum.x = fmaf(v[u].x, f, a.sum.x), a.sum.y = fmaf(v[u].y, f, a.sum.y);
+                    a.sum.z = fmaf(v[u].z, f, a.sum.z), a.sum.w = fmaf(v[u].w, f, a.sum.w);
+                }
+            }
+        }
+    }
+    return a;
+}
 
 template <class V>
 __device__ __forceinline__ void store_merged(const AttendParams& p, int head, int column, int channel,
@@ -113,110 +159,103 @@ __device__ __forceinline__ void store_merged(const AttendParams& p, int head, in
     if (p.log_sum && channel == 0) p.log_sum[row] = log_sum_of(a.m, a.l);
 }
 
-// The last block of a head: adds the sums of all its blocks. Order: first to last within a thread group, then groups.
-template <class V>
-__device__ __forceinline__ void merge_blocks(const AttendParams& p, uint8_t* memory, int head, int columns) {
-    constexpr int kVectors = V::D / 4, kBatch = 4;
-    const HeadPlan plan = p.heads_plan[head];
-    const int elements = columns * kVectors, threads = blockDim.x;
-    const int groups = elements < threads ? threads / elements : 1;
-    const int group = elements < threads ? int(threadIdx.x) / elements : 0;
-    float4* sums = reinterpret_cast<float4*>(memory);
-    float2* states = reinterpret_cast<float2*>(memory + threads * 16);
-#pragma unroll 1
-    for (int e0 = 0; e0 < elements; e0 += threads) {
-        const int e = e0 + int(threadIdx.x) - group * elements, column = e / kVectors, vector = e % kVectors;
-        const bool live = group < groups && e < elements;
-        Merged a;
-#pragma unroll 1
-        for (int i0 = group; live && i0 < plan.blocks; i0 += groups * kBatch) {
-            float4 v[kBatch];
-            float2 ml[kBatch];
-#pragma unroll
-            for (int u = 0; u < kBatch; ++u) {
-                const int i = i0 + u * groups;
-                v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), ml[u] = make_float2(-1e30f, 0.0f);
-                if (i >= plan.blocks) continue;
-                const int64_t at = (int64_t(plan.first_block + i) * 2 + (i == 0 ? 1 : 0)) * columns + column;
-                v[u] = __ldcg(reinterpret_cast<const float4*>(p.block_partial) + at * kVectors + vector);
-                ml[u] = __ldcg(p.block_ml + at);
-            }
-#pragma unroll
-            for (int u = 0; u < kBatch; ++u)
-                a.add(v[u], ml[u]);
-        }
-        if (groups > 1) {
-            sums[threadIdx.x] = a.sum, states[threadIdx.x] = make_float2(a.m, a.l);
-            __syncthreads();
-            if (group == 0)
-#pragma unroll 1
-                for (int k = 1; k < groups; ++k)
-                    a.add(sums[k * elements + e], states[k * elements + e]);
-        }
-        if (live && group == 0) store_merged<V>(p, head, column, 4 * vector, a);
-    }
-    __syncthreads();
-}
+// Who merges. A warp takes whole columns of heads, from the sums of teams to the result or to what other blocks wait
+// for, and meets other warps nowhere: the next kernel waits for this.
+struct Merger {
+    int index, workers; // columns index, index + workers, ..
+    // Goes through the motions and leaves no trace: a warp that is early brings the code into the instruction cache,
+    // where it has gone from by the time it is needed (six clocks an instruction otherwise).
+    bool rehearses;
+};
 
-// After all warps have written their sums. Loops are not unrolled: this runs once, and code that is not in the
-// instruction cache costs more than a loop.
-template <class V, int NT>
-__device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memory, const BlockPlan& plan, int width) {
-    constexpr int kVectors = V::D / 4, kColumns = 8 * NT;
-    const int columns = p.rows * p.group, elements = columns * kVectors, tasks = plan.tasks;
+// After all warps have written their sums, of COLUMNS columns each. GROUPS: of six sums of blocks that are on their way
+// at once.
+template <class V, int COLUMNS, int GROUPS>
+__device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memory, const BlockPlan& plan, int width,
+                                            const Merger& who) {
+    constexpr int kVectors = V::D / 4, kColumns = COLUMNS, kSteps = (kVectors + 31) / 32;
+    const int lane = threadIdx.x & 31;
+    const int columns = p.rows * p.group, tasks = who.rehearses ? 1 : plan.tasks;
     const float2* states = reinterpret_cast<const float2*>(memory + p.shared.ml);
-    int k = 0;
+    int waiting = 0;                // columns of this warp that are shared with other blocks
+    int my_task = 0, my_column = 0; // of the one that this lane announces
+    int k = 0, column = who.index;
 #pragma unroll 1
-    for (int i = threadIdx.x; k < tasks; i += blockDim.x) {
-        while (i >= elements && k < tasks)
-            i -= elements, ++k;
+    while (true) {
+        while (column >= columns && k < tasks)
+            column -= columns, ++k;
         if (k >= tasks) break;
         const MergeTask task = plan.task[k];
-        const int column = i / kVectors, vector = i % kVectors, part = column / kColumns, own = column % kColumns;
-        const uint8_t* sums = memory + p.shared.partial + uint32_t(part) * p.shared.partial_stride +
-                              uint32_t(own * V::D + 4 * vector) * 4;
-        Merged a;
-        if (task.stop_is_first) {
-            const int64_t w = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * kColumns + own;
-            a.add(reinterpret_cast<const float4*>(p.warp_partial)[w * kVectors + vector], p.warp_ml[w]);
-        }
-        const int stop = task.stop - task.stop_is_first; // the last whose sums are in shared memory
+        const int part = column / kColumns, own = column % kColumns;
+        const int count = who.rehearses ? 1 : task.stop - task.start + 1;
+        // The last team's sums may lie in global memory: others of its heads came after.
+        const int far_at = task.stop_is_first ? count - 1 : -1;
+        const int64_t far = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * kColumns + own;
+        const int near_at = task.start * width + part;
+        const float2* near_state = states + near_at * kColumns + own;
+        const uint8_t* near = memory + p.shared.partial + uint32_t(near_at) * p.shared.partial_stride + own * V::D * 4;
 #pragma unroll 1
-        for (int t = task.start; t <= stop; ++t) {
-            const float2 ml = states[(t * width + part) * kColumns + own];
-            const float4 v = *reinterpret_cast<const float4*>(sums + uint32_t(t * width) * p.shared.partial_stride);
-            if (ml.y > 0.0f) a.add(v, ml); // idle teams, and rows that saw nothing, have l = 0
+        for (int step = 0; step < kSteps; ++step) {
+            const int vector = 32 * step + lane;
+            const bool live = vector < kVectors;
+            const Merged a = merge_column<1>(
+                count, lane, [&](int i) { return i == far_at ? p.warp_ml[far] : near_state[i * width * kColumns]; },
+                [&](int i, int) {
+                    const void* sums = near + uint32_t(i * width) * p.shared.partial_stride;
+                    if (i == far_at) sums = p.warp_partial + far * V::D;
+                    return live ? static_cast<const float4*>(sums)[vector] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                });
+            if (who.rehearses || !live) continue;
+            if (task.to == MergeTask::result) {
+                store_merged<V>(p, task.head, column, 4 * vector, a);
+            } else {
+                const int64_t at =
+                    (int64_t(blockIdx.x) * 2 + (task.to == MergeTask::before ? 0 : 1)) * columns + column;
+                reinterpret_cast<float4*>(p.block_partial)[at * kVectors + vector] = a.sum;
+                if (vector == 0) p.block_ml[at] = make_float2(a.m, a.l);
+            }
         }
-        if (task.to == MergeTask::result) {
-            store_merged<V>(p, task.head, column, 4 * vector, a);
-        } else {
-            const int64_t at = (int64_t(blockIdx.x) * 2 + (task.to == MergeTask::before ? 0 : 1)) * columns + column;
-            reinterpret_cast<float4*>(p.block_partial)[at * kVectors + vector] = a.sum;
-            if (vector == 0) p.block_ml[at] = make_float2(a.m, a.l);
+        if (task.to != MergeTask::result) {
+            if (lane == waiting) my_task = k, my_column = column;
+            ++waiting;
         }
+        column += who.workers;
     }
-    // At most two heads are shared with other blocks.
-    const int before = plan.before, after = plan.after;
-    if (before < 0 && after < 0) return;
-    __syncthreads();
-    int is_last = 0; // of threads 0 and 1
-    if (threadIdx.x < 2) {
-        const int head = threadIdx.x == 0 ? before : after;
-        if (head >= 0 && add_acq_rel(p.arrivals + head, 1) + 1 == p.heads_plan[head].blocks) {
-            p.arrivals[head] = 0;
-            is_last = 1;
-        }
+    // At most two heads are shared with other blocks, so a warp has at most 32 such columns.
+    __syncwarp();
+    bool is_last = who.rehearses && lane == 0;
+    if (lane < waiting && !who.rehearses) {
+        const MergeTask task = plan.task[my_task];
+        int* arrived = p.arrivals + task.head * columns + my_column;
+        is_last = add_acq_rel(arrived, 1) + 1 == plan.shares[task.to == MergeTask::before ? 0 : 1].blocks;
+        if (is_last) *arrived = 0;
     }
-    // One thread votes for `before`, two for `after`.
-    int vote = 0;
-    if (threadIdx.x < 32) {
-        const uint32_t found = __ballot_sync(~0u, is_last);
-        vote = threadIdx.x == 0 ? int(found & 1u) : threadIdx.x < 3 ? int(found >> 1 & 1u) : 0;
-    }
-    const int last = __syncthreads_count(vote);
+    uint32_t last = __ballot_sync(~0u, is_last);
+    __syncwarp();
 #pragma unroll 1
-    for (int k2 = 0; k2 < 2; ++k2)
-        if (last >> k2 & 1) merge_blocks<V>(p, memory, k2 == 0 ? before : after, columns);
+    while (last) {
+        const int from = __ffs(int(last)) - 1;
+        last &= last - 1;
+        const MergeTask task = plan.task[__shfl_sync(~0u, my_task, from)];
+        const int mine = __shfl_sync(~0u, my_column, from);
+        const HeadPlan share = plan.shares[task.to == MergeTask::before ? 0 : 1];
+        // The head goes on behind its first block, and began before the others.
+        const int at0 = (2 * share.first_block + 1) * columns + mine, at = 2 * share.first_block * columns + mine;
+#pragma unroll 1
+        for (int step = 0; step < kSteps; ++step) {
+            const int vector = 32 * step + lane;
+            const bool live = vector < kVectors;
+            const float4* sums = reinterpret_cast<const float4*>(p.block_partial) + vector;
+            const Merged a = merge_column<GROUPS>(
+                who.rehearses ? 1 : share.blocks, lane,
+                [&](int i) { return __ldcg(p.block_ml + (i == 0 ? at0 : at + 2 * columns * i)); },
+                [&](int i, int u) {
+                    const int place = u == 0 && i == 0 ? at0 : at + 2 * columns * i;
+                    return live ? __ldcg(sums + int64_t(place) * kVectors) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                });
+            if (live && !who.rehearses) store_merged<V>(p, task.head, mine, 4 * vector, a);
+        }
+    }
 }
 
 } // namespace kvmosaic::cuda

@@ -25,6 +25,7 @@ struct MixState {
         for (int j = 0; j < D / 16; ++j)
             o[j][n][0] *= f0, o[j][n][2] *= f0, o[j][n][1] *= f1, o[j][n][3] *= f1;
         zero.even[n][0] *= f0, zero.even[n][1] *= f1, zero.odd[n][2] *= f0, zero.odd[n][3] *= f1;
+        zero.even[n][3] *= f1; // of use by limbs.cuh alone
     }
 };
 

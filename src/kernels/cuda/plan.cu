@@ -40,8 +40,6 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const PlanParams p) {
                                     team_range(block_range(total, p.blocks, i / p.teams), p.teams, i % p.teams));
     for (int32_t i = threadIdx.x; i < p.blocks; i += kThreads)
         p.blocks_plan[i] = plan_block(p.prefix, p.sequences, p.kv_heads, p.blocks, p.teams, i);
-    for (int32_t i = threadIdx.x; i < p.sequences * p.kv_heads; i += kThreads)
-        p.heads[i] = plan_head(p.prefix, p.sequences, p.kv_heads, p.blocks, i);
 }
 
 } // namespace

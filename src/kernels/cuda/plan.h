@@ -14,7 +14,6 @@ struct PlanParams {
     SequencePlan* plans = nullptr;         // [sequences]
     TeamPlan* teams_plan = nullptr;        // [blocks * teams]
     BlockPlan* blocks_plan = nullptr;      // [blocks]
-    HeadPlan* heads = nullptr;             // [sequences * kv_heads]
     int32_t* prefix = nullptr;             // [sequences + 1] items of one KV head of the sequences before
     int32_t sequences = 0, kv_heads = 0, rows = 1, blocks = 0, teams = 0;
 };
@@ -95,6 +94,17 @@ KVMOSAIC_HD inline TeamPlan plan_team(const SequencePlan* plans, const int32_t* 
     return plan;
 }
 
+KVMOSAIC_HD inline HeadPlan plan_head(const int32_t* prefix, int32_t sequences, int32_t kv_heads, int32_t blocks,
+                                      int32_t head) {
+    const int64_t total = int64_t(prefix[sequences]) * kv_heads;
+    const int64_t used = total < blocks ? total : blocks;
+    const int32_t sequence = head / kv_heads, items = prefix[sequence + 1] - prefix[sequence];
+    const int64_t first = int64_t(prefix[sequence]) * kv_heads + int64_t(head % kv_heads) * items;
+    const auto block_of = [&](int64_t ordinal) { return int32_t(((ordinal + 1) * used - 1) / total); };
+    const int32_t from = block_of(first);
+    return {from, block_of(first + items - 1) - from + 1};
+}
+
 // Heads that more than one team of the block, or other blocks, have part of.
 KVMOSAIC_HD inline BlockPlan plan_block(const int32_t* prefix, int32_t sequences, int32_t kv_heads, int32_t blocks,
                                         int32_t teams, int32_t block) {
@@ -137,18 +147,9 @@ KVMOSAIC_HD inline BlockPlan plan_block(const int32_t* prefix, int32_t sequences
         if (open.to == MergeTask::result) open.to = MergeTask::after, plan.after = open.head;
         plan.task[plan.tasks++] = open;
     }
+    if (plan.before >= 0) plan.shares[0] = plan_head(prefix, sequences, kv_heads, blocks, plan.before);
+    if (plan.after >= 0) plan.shares[1] = plan_head(prefix, sequences, kv_heads, blocks, plan.after);
     return plan;
-}
-
-KVMOSAIC_HD inline HeadPlan plan_head(const int32_t* prefix, int32_t sequences, int32_t kv_heads, int32_t blocks,
-                                      int32_t head) {
-    const int64_t total = int64_t(prefix[sequences]) * kv_heads;
-    const int64_t used = total < blocks ? total : blocks;
-    const int32_t sequence = head / kv_heads, items = prefix[sequence + 1] - prefix[sequence];
-    const int64_t first = int64_t(prefix[sequence]) * kv_heads + int64_t(head % kv_heads) * items;
-    const auto block_of = [&](int64_t ordinal) { return int32_t(((ordinal + 1) * used - 1) / total); };
-    const int32_t from = block_of(first);
-    return {from, block_of(first + items - 1) - from + 1};
 }
 
 } // namespace kvmosaic::cuda

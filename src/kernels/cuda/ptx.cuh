@@ -62,6 +62,13 @@ __device__ __forceinline__ void ldmatrix1_trans(uint32_t& d0, uint32_t address) 
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0},[%1];" : "=r"(d0) : "r"(address) : "memory");
 }
 
+// Lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void stmatrix4_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
 __device__ __forceinline__ uint32_t hmul2(uint32_t a, uint32_t b) {
     uint32_t d;
     asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(d) : "r"(a), "r"(b));
@@ -147,6 +154,17 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t phase) {
                  "WAIT;\nDONE:\n}" ::"r"(bar),
                  "r"(phase)
                  : "memory");
+}
+// The block's warps meet; one that only arrives does not wait. The race detector follows whole barriers alone.
+__device__ __forceinline__ void join_block(bool only_arrives) {
+#ifdef KVMOSAIC_RACECHECK
+    __syncthreads();
+#else
+    if (only_arrives)
+        asm volatile("barrier.cta.arrive.aligned 1,%0;" ::"r"(blockDim.x) : "memory");
+    else
+        asm volatile("barrier.cta.sync.aligned 1,%0;" ::"r"(blockDim.x) : "memory");
+#endif
 }
 __device__ __forceinline__ uint64_t evict_first_policy() {
     uint64_t policy;

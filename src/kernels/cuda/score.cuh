@@ -138,7 +138,8 @@ template <int D_, int BITS_, int NG_>
 struct KeyGrid {
     static constexpr int D = D_, BITS = BITS_, NG = NG_;
     static constexpr bool kTiered = false;
-    static constexpr bool kMean = false;  // keys lie about a mean
+    static constexpr bool kLimbs = NG == 1 && (BITS == 2 || BITS == 4); // score_limbs reads them
+    static constexpr bool kMean = false;                                // keys lie about a mean
     static constexpr bool kBasis = false; // queries for packed keys may differ from those for raw ones
     static constexpr uint32_t kCodes = D * 128 * BITS / 8, kPlane = D * 128 * 2 / 8;
     static constexpr uint32_t kScales = kCodes, kParams = NG * D * 2, kZeros = kScales + kParams;
