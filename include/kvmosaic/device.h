@@ -97,9 +97,9 @@ struct KeyMean {
 
 struct AttendCall {
     LayerMemory memory;
-    KeyMean mean;                                                         // searched keys
+    KeyMean mean;            // searched keys
     const void* q = nullptr; // [sequences][rows][heads][D]; aligned to 8 bytes, as q_packed
-    void* out = nullptr;                                                  // alike
+    void* out = nullptr;     // alike
     ElementType q_type = ElementType::bf16, out_type = ElementType::bf16; // q: f16 or bf16
     // f16, alike: q for packed keys whose basis is not that of the raw ones (to_key_basis); with key_basis alone.
     const void* q_packed = nullptr;

@@ -1,9 +1,10 @@
 // Scores and mix of packed pages by 8-bit integer products, for KV heads with few query columns.
 //
 // One product (m16n8k32) takes twice the depth of one of fp16, and one AND makes four codes of its operand instead of
-// two: half the instructions a code. In exchange a query column takes two of the eight columns, for the two limbs of its
-// numbers: scaled queries or probabilities of a page, relative to their largest, as high + low / 254 with |high| up to
-// 64 and |low| up to 127, that is 14 bits and a sign; sums are exact. Column 2h + i of a tile is limb i of query column h.
+// two: half the instructions a code. In exchange a query column takes two of the eight columns, for the two limbs of
+// its numbers: scaled queries or probabilities of a page, relative to their largest, as high + low / 254 with |high| up
+// to 64 and |low| up to 127, that is 14 bits and a sign; sums are exact. Column 2h + i of a tile is limb i of query
+// column h.
 //
 // The codes' byte order serves both: a word's bytes are steps (even, odd) of depths (2t, 2t + 1), so a masked word is
 // four neighbours in k of the wider product, and the other operand is put in the same order by one byte permute.
@@ -16,7 +17,9 @@ namespace kvmosaic::cuda {
 
 // Keys whose scores are made here too; those of others stay with fp16 products, on doubled columns.
 template <class K>
-inline constexpr bool kScoresByLimbs = requires { requires K::kLimbs; };
+inline constexpr bool kScoresByLimbs = requires {
+    requires K::kLimbs;
+};
 
 __device__ __forceinline__ void imma_tile(int (&d)[4], const uint4& w, uint32_t mask, const uint32_t (&b)[2],
                                           bool first) {
@@ -46,8 +49,8 @@ __device__ __forceinline__ void add_offsets(float (&sum)[4], const uint4& z, con
 }
 
 // Numbers of STEPS pairs of steps of one column as limbs. v: fp16 operands of the even step {0, 1} and the odd {2, 3}.
-// Returns what a sum of limbs, 254 * high + low, is to be multiplied with, for the column that this lane's *sums* are of
-// (2t and 2t + 1, that is query column t).
+// Returns what a sum of limbs, 254 * high + low, is to be multiplied with, for the column that this lane's *sums* are
+// of (2t and 2t + 1, that is query column t).
 template <int STEPS>
 __device__ __forceinline__ float to_limbs(const uint32_t (&v)[STEPS][4], uint32_t (&b)[STEPS][2], int lane) {
     constexpr uint32_t kMagic = 0x66006600u; // 1536: an integer beside it lies in the low byte, as two's complement
@@ -147,8 +150,8 @@ __device__ __forceinline__ void score_limbs(uint32_t page, uint32_t q, int lane,
     }
 }
 
-// As ValueGrid::mix. p: operands in which columns 2h and 2h + 1 are query column h; of the sums o[.][.][0] and [2] count,
-// zero.even[.][0] and [3].
+// As ValueGrid::mix. p: operands in which columns 2h and 2h + 1 are query column h; of the sums o[.][.][0] and [2]
+// count, zero.even[.][0] and [3].
 template <class V, int NT>
 __device__ __forceinline__ void mix_limbs(uint32_t page, uint32_t ones, int lane, const uint32_t (&p)[8][NT][2],
                                           MixState<V::D, NT>& state) {

@@ -1,5 +1,6 @@
-// The merge of merge.cuh for kernels of many columns: an element a thread, the block in step. Its serial chains cost more
-// than whole warps a column do (up to 8 columns), and less than columns that wait for a warp (measured: 16 columns and up).
+// The merge of merge.cuh for kernels of many columns: an element a thread, the block in step. Its serial chains cost
+// more than whole warps a column do (up to 8 columns), and less than columns that wait for a warp (measured: 16 columns
+// and up).
 #pragma once
 
 #include "kernels/cuda/merge.cuh"
@@ -18,8 +19,8 @@ struct RunningSum : Merged {
 
 // The last block of a head: adds the sums of all its blocks. Order: first to last within a thread group, then groups.
 template <class V>
-__device__ __forceinline__ void merge_blocks_by_threads(const AttendParams& p, uint8_t* memory, int head, const HeadPlan& plan,
-                                                        int columns) {
+__device__ __forceinline__ void merge_blocks_by_threads(const AttendParams& p, uint8_t* memory, int head,
+                                                        const HeadPlan& plan, int columns) {
     constexpr int kVectors = V::D / 4, kBatch = 4;
     const int elements = columns * kVectors, threads = blockDim.x;
     const int groups = elements < threads ? threads / elements : 1;
@@ -120,8 +121,7 @@ __device__ __forceinline__ void merge_block_by_threads(const AttendParams& p, ui
     const int last = __syncthreads_count(vote);
 #pragma unroll 1
     for (int k2 = 0; k2 < 2; ++k2)
-        if (last >> k2 & 1)
-            merge_blocks_by_threads<V>(p, memory, k2 == 0 ? before : after, plan.shares[k2], columns);
+        if (last >> k2 & 1) merge_blocks_by_threads<V>(p, memory, k2 == 0 ? before : after, plan.shares[k2], columns);
 }
 
 } // namespace kvmosaic::cuda
