@@ -1,10 +1,10 @@
 // Fused split-KV decode attention over packed pages.
 //
 // Bound: bytes. A pair of 2-bit pages of 128 x 128 (9216 bytes) must pass every 480 clocks of an SM (4.7 TB/s on 132
-// SMs at 1.87 GHz). Measured, two warps a scheduler: 1850 clocks a pair by fp16 products, of which 144 HMMA with their
-// ANDs are 1400 (9.7 clocks each, bench/ladder/cuda-attend.md); by integer products (limbs.cuh, up to 4 columns) 1550,
-// and with three warps the bytes are what is waited for. Below about 100 MB a call the fixed costs count as much:
-// start, first page, merge.
+// SMs at 1.87 GHz). Measured, two warps a scheduler: 2460 clocks of a scheduler a pair by fp16 products, of which 144
+// HMMA with their ANDs are 1400 (9.7 each, bench/ladder/cuda-attend.md); by integer products (limbs.cuh, up to 4
+// columns) 1980, and with three warps the bytes are what is waited for. Below about 100 MB a call the fixed costs count
+// as much: start, first page, merge.
 //
 // Threads: a block of up to 16 warps on each SM. A *team* (one warp; two or four where the query rows of a KV head
 // fill more columns than a warp can keep) walks a contiguous range of items. Its leader keeps `slots` page pairs in
