@@ -63,8 +63,7 @@ void check(const std::vector<SequenceState>& states, int32_t kv_heads, int32_t b
             if (task.to == MergeTask::result)
                 EXPECT_TRUE(complete.insert(task.head).second);
             else
-                arriving[task.head].insert(b),
-                    shares[task.head].push_back(block.shares[task.to == MergeTask::before ? 0 : 1]);
+                arriving[task.head].insert(b), shares[task.head].push_back(block.shares[task.side()]);
         }
     }
     EXPECT_EQ(int64_t(seen.size()), total);

@@ -433,9 +433,7 @@ __global__ void __launch_bounds__(THREADS, 1) attend_kernel(const __grid_constan
         if (ends || left == 1) {
             if constexpr (V::kRotated)
                 if (rotated) V::turn(state, lane), rotated = false;
-            if constexpr (LIMBS)
-                for (int n = 0; n < NT; ++n)
-                    state.zero.odd[n][2] = state.zero.even[n][3]; // where the sum of both steps is taken from
+            if constexpr (LIMBS) finish_offsets(state);
             const bool joins = !ends || (sequence == plan.sequence && head == plan.head && plan.item > 0);
             Target to;
             if (joins && left == 1) {

@@ -47,6 +47,8 @@ struct MergeTask {
     uint8_t start = 0, stop = 0;                             // teams
     uint8_t to = result;
     uint8_t stop_is_first = 0; // of team `stop` it is the first of several heads: its sums lie in global scratch
+    // Of a head shared with other blocks: its place in BlockPlan::shares and in a block's part of block_partial.
+    KVMOSAIC_HD int side() const { return to == before ? 0 : 1; }
 };
 // Blocks that share a (sequence, KV head).
 struct HeadPlan {
@@ -110,8 +112,8 @@ struct AttendParams {
     int32_t warps_per_block = 0, teams_per_block = 0, team = 1, slots = 1;
     SharedPlan shared;
     // scratch
-    float* warp_partial = nullptr;  // [blocks * warps][8 * NT][D] first part of a warp's work
-    float2* warp_ml = nullptr;      // [blocks * warps][8 * NT]
+    float* warp_partial = nullptr;  // [blocks * warps][a warp's columns][D] first part of a warp's work
+    float2* warp_ml = nullptr;      // [blocks * warps][a warp's columns]
     float* block_partial = nullptr; // [blocks][2][columns][D]
     float2* block_ml = nullptr;
     int32_t* arrivals = nullptr; // [sequences * kv_heads][columns], zero between launches

@@ -149,7 +149,8 @@ Result<std::unique_ptr<Attention>> Attention::create(const AttentionShape& shape
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return failed("device", error);
     const uint32_t limit = cuda::shared_limit(row);
-    const int64_t pages = shape.expected_rows / kPageTokens * shape.kv_heads;
+    const int64_t full = shape.expected_rows / kPageTokens * shape.kv_heads;
+    const int64_t pages = shape.expected_rows > 0 ? std::max<int64_t>(full, 1) : 0;
     const int32_t most = row.threads / row.unit;
     int32_t warps = shape.warps > 0 ? shape.warps : cuda::instance_units(row, pages, multiprocessors);
     warps = std::min(warps, most) / team * team;

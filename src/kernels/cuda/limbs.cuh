@@ -48,8 +48,17 @@ __device__ __forceinline__ void add_offsets(float (&sum)[4], const uint4& z, con
     mma16(sum, z.x, z.y, z.z, z.w, second ? odd[0] : even[0], second ? odd[1] : even[1]);
 }
 
+// Operands of a pair of steps times their scales, in the order of pair_params.
+__device__ __forceinline__ void scale_pair(uint32_t (&v)[4], const uint32_t (&even)[2], const uint32_t (&odd)[2],
+                                           const uint4& s) {
+    v[0] = hmul2(even[0], s.x), v[1] = hmul2(even[1], s.z);
+    v[2] = hmul2(odd[0], s.y), v[3] = hmul2(odd[1], s.w);
+}
+
+__device__ __forceinline__ float limb_sum(int high, int low) { return float(254 * high + low); }
+
 // Numbers of STEPS pairs of steps of one column as limbs. v: fp16 operands of the even step {0, 1} and the odd {2, 3}.
-// Returns what a sum of limbs, 254 * high + low, is to be multiplied with, for the column that this lane's *sums* are
+// Returns what a sum of limbs (limb_sum) is to be multiplied with, for the column that this lane's *sums* are
 // of (2t and 2t + 1, that is query column t).
 template <int STEPS>
 __device__ __forceinline__ float to_limbs(const uint32_t (&v)[STEPS][4], uint32_t (&b)[STEPS][2], int lane) {
@@ -126,8 +135,7 @@ __device__ __forceinline__ void score_limbs(uint32_t page, uint32_t q, int lane,
         const uint4 s = pair_params<K::BITS>(words, K::kScales, p, t);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            v[n][p][0] = hmul2(qe[n][0], s.x), v[n][p][1] = hmul2(qe[n][1], s.z);
-            v[n][p][2] = hmul2(qo[n][0], s.y), v[n][p][3] = hmul2(qo[n][1], s.w);
+            scale_pair(v[n][p], qe[n], qo[n], s);
             add_offsets(zero[n], z, qe[n], qo[n], lane);
         }
     }
@@ -144,8 +152,8 @@ __device__ __forceinline__ void score_limbs(uint32_t page, uint32_t q, int lane,
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const float c = unit * exp2_of(-field_position(K::BITS, j));
-            x[j][n][0] = fmaf(float(254 * d[j][0] + d[j][1]), c, add);
-            x[j][n][2] = fmaf(float(254 * d[j][2] + d[j][3]), c, add);
+            x[j][n][0] = fmaf(limb_sum(d[j][0], d[j][1]), c, add);
+            x[j][n][2] = fmaf(limb_sum(d[j][2], d[j][3]), c, add);
         }
     }
 }
@@ -166,8 +174,7 @@ __device__ __forceinline__ void mix_limbs(uint32_t page, uint32_t ones, int lane
         const uint4 s = pair_params<V::BITS>(words, V::kScales, k, t);
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            v[n][k][0] = hmul2(p[2 * k][n][0], s.x), v[n][k][1] = hmul2(p[2 * k][n][1], s.z);
-            v[n][k][2] = hmul2(p[2 * k + 1][n][0], s.y), v[n][k][3] = hmul2(p[2 * k + 1][n][1], s.w);
+            scale_pair(v[n][k], p[2 * k][n], p[2 * k + 1][n], s);
             add_offsets(state.zero.even[n], z, p[2 * k][n], p[2 * k + 1][n], lane);
         }
     }
@@ -184,8 +191,8 @@ __device__ __forceinline__ void mix_limbs(uint32_t page, uint32_t ones, int lane
 #pragma unroll
         for (int j = 0; j < V::D / 16; ++j) {
             auto& o = state.o[j][n];
-            o[0] = fmaf(float(254 * d[j][0] + d[j][1]), unit, o[0]);
-            o[2] = fmaf(float(254 * d[j][2] + d[j][3]), unit, o[2]);
+            o[0] = fmaf(limb_sum(d[j][0], d[j][1]), unit, o[0]);
+            o[2] = fmaf(limb_sum(d[j][2], d[j][3]), unit, o[2]);
         }
     }
 }
@@ -207,6 +214,14 @@ __device__ __forceinline__ void close_columns(MixState<D, NT>& state, const floa
 #pragma unroll
     for (int n = 0; n < NT; ++n)
         state.zero.even[n][0] = zero[n][0] + state.zero.get(n, 0), state.zero.even[n][3] = zero[n][1];
+}
+
+// Before results are taken: the offset sums of both steps where ZeroSums::get looks for them.
+template <int D, int NT>
+__device__ __forceinline__ void finish_offsets(MixState<D, NT>& state) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+        state.zero.odd[n][2] = state.zero.even[n][3];
 }
 
 } // namespace kvmosaic::cuda

@@ -47,7 +47,7 @@ __device__ __forceinline__ int64_t result_row(const AttendParams& p, int head, i
 __device__ __forceinline__ float log_sum_of(float m, float l) { return 0.69314718056f * (m + __log2f(l)); }
 __device__ __forceinline__ float inverse_or_zero(float l) { return l > 0.0f ? __frcp_rn(l) : 0.0f; }
 
-// Where the sums of a head go: results, or the partial sums [8 * NT][D] of a warp with their {m, l}.
+// Where the sums of a head go: results, or the partial sums [columns][D] of a warp with their {m, l}.
 struct Target {
     float* partial = nullptr;
     float2* ml = nullptr;
@@ -163,8 +163,8 @@ __device__ __forceinline__ void store_merged(const AttendParams& p, int head, in
 // for, and meets other warps nowhere: the next kernel waits for this.
 struct Merger {
     int index, workers; // columns index, index + workers, ..
-    // Goes through the motions and leaves no trace: a warp that is early brings the code into the instruction cache,
-    // where it has gone from by the time it is needed (six clocks an instruction otherwise).
+    // Goes through the motions and leaves no trace: a warp that is early brings the code into the instruction cache.
+    // Not measured apart from what came with it (bench/ladder/cuda-attend.md).
     bool rehearses;
 };
 
@@ -173,7 +173,7 @@ struct Merger {
 template <class V, int COLUMNS, int GROUPS>
 __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memory, const BlockPlan& plan, int width,
                                             const Merger& who) {
-    constexpr int kVectors = V::D / 4, kColumns = COLUMNS, kSteps = (kVectors + 31) / 32;
+    constexpr int kVectors = V::D / 4, kSteps = (kVectors + 31) / 32;
     const int lane = threadIdx.x & 31;
     const int columns = p.rows * p.group, tasks = who.rehearses ? 1 : plan.tasks;
     const float2* states = reinterpret_cast<const float2*>(memory + p.shared.ml);
@@ -186,20 +186,20 @@ __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memo
             column -= columns, ++k;
         if (k >= tasks) break;
         const MergeTask task = plan.task[k];
-        const int part = column / kColumns, own = column % kColumns;
+        const int part = column / COLUMNS, own = column % COLUMNS;
         const int count = who.rehearses ? 1 : task.stop - task.start + 1;
         // The last team's sums may lie in global memory: others of its heads came after.
         const int far_at = task.stop_is_first ? count - 1 : -1;
-        const int64_t far = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * kColumns + own;
+        const int64_t far = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * COLUMNS + own;
         const int near_at = task.start * width + part;
-        const float2* near_state = states + near_at * kColumns + own;
+        const float2* near_state = states + near_at * COLUMNS + own;
         const uint8_t* near = memory + p.shared.partial + uint32_t(near_at) * p.shared.partial_stride + own * V::D * 4;
 #pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
             const int vector = 32 * step + lane;
             const bool live = vector < kVectors;
             const Merged a = merge_column<1>(
-                count, lane, [&](int i) { return i == far_at ? p.warp_ml[far] : near_state[i * width * kColumns]; },
+                count, lane, [&](int i) { return i == far_at ? p.warp_ml[far] : near_state[i * width * COLUMNS]; },
                 [&](int i, int) {
                     const void* sums = near + uint32_t(i * width) * p.shared.partial_stride;
                     if (i == far_at) sums = p.warp_partial + far * V::D;
@@ -209,8 +209,7 @@ __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memo
             if (task.to == MergeTask::result) {
                 store_merged<V>(p, task.head, column, 4 * vector, a);
             } else {
-                const int64_t at =
-                    (int64_t(blockIdx.x) * 2 + (task.to == MergeTask::before ? 0 : 1)) * columns + column;
+                const int64_t at = (int64_t(blockIdx.x) * 2 + task.side()) * columns + column;
                 reinterpret_cast<float4*>(p.block_partial)[at * kVectors + vector] = a.sum;
                 if (vector == 0) p.block_ml[at] = make_float2(a.m, a.l);
             }
@@ -227,7 +226,7 @@ __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memo
     if (lane < waiting && !who.rehearses) {
         const MergeTask task = plan.task[my_task];
         int* arrived = p.arrivals + task.head * columns + my_column;
-        is_last = add_acq_rel(arrived, 1) + 1 == plan.shares[task.to == MergeTask::before ? 0 : 1].blocks;
+        is_last = add_acq_rel(arrived, 1) + 1 == plan.shares[task.side()].blocks;
         if (is_last) *arrived = 0;
     }
     uint32_t last = __ballot_sync(~0u, is_last);
@@ -238,7 +237,7 @@ __device__ __forceinline__ void merge_block(const AttendParams& p, uint8_t* memo
         last &= last - 1;
         const MergeTask task = plan.task[__shfl_sync(~0u, my_task, from)];
         const int mine = __shfl_sync(~0u, my_column, from);
-        const HeadPlan share = plan.shares[task.to == MergeTask::before ? 0 : 1];
+        const HeadPlan share = plan.shares[task.side()];
         // The head goes on behind its first block, and began before the others.
         const int at0 = (2 * share.first_block + 1) * columns + mine, at = 2 * share.first_block * columns + mine;
 #pragma unroll 1

@@ -67,7 +67,7 @@ __device__ __forceinline__ void merge_blocks_by_threads(const AttendParams& p, u
 template <class V, int COLUMNS>
 __device__ __forceinline__ void merge_block_by_threads(const AttendParams& p, uint8_t* memory, const BlockPlan& plan,
                                                        int width) {
-    constexpr int kVectors = V::D / 4, kColumns = COLUMNS;
+    constexpr int kVectors = V::D / 4;
     const int columns = p.rows * p.group, elements = columns * kVectors, tasks = plan.tasks;
     const float2* states = reinterpret_cast<const float2*>(memory + p.shared.ml);
     int k = 0;
@@ -77,25 +77,25 @@ __device__ __forceinline__ void merge_block_by_threads(const AttendParams& p, ui
             i -= elements, ++k;
         if (k >= tasks) break;
         const MergeTask task = plan.task[k];
-        const int column = i / kVectors, vector = i % kVectors, part = column / kColumns, own = column % kColumns;
+        const int column = i / kVectors, vector = i % kVectors, part = column / COLUMNS, own = column % COLUMNS;
         const uint8_t* sums = memory + p.shared.partial + uint32_t(part) * p.shared.partial_stride +
                               uint32_t(own * V::D + 4 * vector) * 4;
         RunningSum a;
         if (task.stop_is_first) {
-            const int64_t w = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * kColumns + own;
+            const int64_t w = (int64_t(blockIdx.x) * p.warps_per_block + task.stop * width + part) * COLUMNS + own;
             a.add(reinterpret_cast<const float4*>(p.warp_partial)[w * kVectors + vector], p.warp_ml[w]);
         }
         const int stop = task.stop - task.stop_is_first; // the last whose sums are in shared memory
 #pragma unroll 1
         for (int t = task.start; t <= stop; ++t) {
-            const float2 ml = states[(t * width + part) * kColumns + own];
+            const float2 ml = states[(t * width + part) * COLUMNS + own];
             const float4 v = *reinterpret_cast<const float4*>(sums + uint32_t(t * width) * p.shared.partial_stride);
             if (ml.y > 0.0f) a.add(v, ml); // idle teams, and rows that saw nothing, have l = 0
         }
         if (task.to == MergeTask::result) {
             store_merged<V>(p, task.head, column, 4 * vector, a);
         } else {
-            const int64_t at = (int64_t(blockIdx.x) * 2 + (task.to == MergeTask::before ? 0 : 1)) * columns + column;
+            const int64_t at = (int64_t(blockIdx.x) * 2 + task.side()) * columns + column;
             reinterpret_cast<float4*>(p.block_partial)[at * kVectors + vector] = a.sum;
             if (vector == 0) p.block_ml[at] = make_float2(a.m, a.l);
         }
